@@ -1,0 +1,132 @@
+"""Operators: kernels that have a name, and the table of those that are installed.
+
+An operator knows which workloads it takes and which schedule it runs them with, so that `rms_norm`
+and a few numbers in shapes.json become a complete spec. Packages add theirs through the entry-point
+group `tlcache.ops`; an entry point yields a mapping of names to operators. Loading one must not
+import torch or
+TileLang: the command line does it only to read shapes.json.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tlcache.errors import SpecError
+from tlcache.spec import KernelSpec, Value
+from tlcache.targets import Target
+
+__all__ = ["GROUP", "Operator", "WorkloadError", "get", "installed"]
+
+GROUP = "tlcache.ops"
+
+
+class WorkloadError(SpecError):
+    """A value of a workload or schedule is impossible; `field` names it."""
+
+    def __init__(self, field: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (self.field, self.message, self.hint))
+
+
+def _rebuild(field: str, message: str, hint: str | None) -> WorkloadError:
+    return WorkloadError(field, message, hint=hint)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A kernel with a name.
+
+    Attributes:
+        name: As shapes.json says it.
+        kernel: Import path of the factory.
+        workload: A frozen dataclass whose fields are the factory's arguments, without the target.
+            Its `__post_init__` raises WorkloadError for values that no kernel can be made for.
+        schedule: The default schedule for a workload on a target, by the rule that its docstring
+            states.
+        check_schedule: Raises WorkloadError for a schedule that cannot work.
+    """
+
+    name: str
+    kernel: str
+    workload: type[Any]
+    schedule: Callable[[Any, Target], dict[str, Value]]
+    check_schedule: Callable[[Any, Mapping[str, Value], Target], None]
+
+    def spec(
+        self,
+        values: Mapping[str, Any],
+        target: Target,
+        schedule: Mapping[str, Value] | None = None,
+    ) -> KernelSpec:
+        """The spec of one workload.
+
+        Args:
+            values: The workload's fields by name; those with a default may be left out.
+            target: What to compile for.
+            schedule: A schedule of one's own; the default one where None.
+
+        Raises:
+            WorkloadError: A field is unknown, missing or impossible.
+        """
+        names = [field.name for field in fields(self.workload)]
+        for name in values:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1, cutoff=0.5)
+                raise WorkloadError(
+                    name,
+                    f"{self.name} has no field {name!r}; it takes {', '.join(names)}",
+                    hint=f"did you mean `{near[0]}`?" if near else None,
+                )
+        try:
+            workload = self.workload(**values)
+        except TypeError:
+            missing = [f.name for f in fields(self.workload) if f.name not in values]
+            raise WorkloadError(
+                missing[0], f"{self.name} needs {missing[0]}; it takes {', '.join(names)}"
+            ) from None
+        if schedule is None:
+            schedule = self.schedule(workload, target)
+        else:
+            self.check_schedule(workload, schedule, target)
+        return KernelSpec(self.kernel, asdict(workload), schedule, target)
+
+
+@functools.cache
+def installed() -> Mapping[str, Operator]:
+    """All operators that installed packages offer, by name."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, Operator] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        for name, operator in point.load().items():
+            if name in found and found[name] != operator:
+                raise SpecError(
+                    f"two packages offer an operator {name!r}: "
+                    f"{found[name].kernel} and {operator.kernel}"
+                )
+            found[name] = operator
+    return found
+
+
+def get(name: str) -> Operator:
+    """One operator by name.
+
+    Raises:
+        SpecError: No installed package offers it.
+    """
+    table = installed()
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(name, table, 1)
+    raise SpecError(
+        f"unknown operator {name!r}",
+        hint=(f"did you mean `{near[0]}`? " if near else "")
+        + f"installed: {', '.join(sorted(table))}",
+    )

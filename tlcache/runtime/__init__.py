@@ -1,0 +1,14 @@
+"""What a serving process needs: a kernel for a spec, at the cost of reading a file.
+
+`resolve(spec)` answers from process memory, else from a record (without importing TileLang), else
+by compiling. Importing this package does not import TileLang; torch and tvm-ffi come with the first
+launcher.
+"""
+
+from __future__ import annotations
+
+from tlcache.runtime.counters import Counters
+from tlcache.runtime.launcher import Launcher
+from tlcache.runtime.resolve import Resolver, counters, freeze, lookup, resolve
+
+__all__ = ["Counters", "Launcher", "Resolver", "counters", "freeze", "lookup", "resolve"]

@@ -1,0 +1,235 @@
+"""A launcher for a spec: from process memory, else from a record, else by compiling.
+
+Invariant: a spec is loaded or compiled at most once at a time, in this process (a lock for each
+spec) and, for compiles, on this cache root (a file lock). A library is loaded only if it is what
+its record says and nobody else could have written it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Literal
+
+from tlcache.errors import CacheRootError, CaptureError, MissError
+from tlcache.runtime.counters import Counters
+from tlcache.runtime.launcher import Launcher, load
+from tlcache.spec import KernelSpec
+from tlcache.store import layout, record
+from tlcache.store.trust import Trust
+
+if TYPE_CHECKING:
+    from tlcache.warm.compiling import Built
+
+__all__ = ["Resolver", "counters", "freeze", "lookup", "resolve"]
+
+_log = logging.getLogger(__name__)
+OnMiss = Literal["compile", "error"]
+
+
+class Resolver:
+    """Resolves specs against one cache root.
+
+    Args:
+        root: The cache root. TileLang compiles into the root that its environment variable names,
+            so another one than `layout.cache_root()` can be read from, and not compiled into.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.fspath(root)
+        self.counters = Counters()
+        self.frozen = False
+        self._memory: dict[KernelSpec, Launcher] = {}
+        self._lock = threading.Lock()
+        self._flights: dict[KernelSpec, threading.Lock] = {}
+        self._trust: Trust | None = None
+
+    def resolve(self, spec: KernelSpec, on_miss: OnMiss = "compile") -> Launcher:
+        """The launcher for a spec.
+
+        Args:
+            spec: The kernel.
+            on_miss: What to do when it is neither in memory nor recorded: `compile`, or `error`.
+
+        Raises:
+            MissError: It is a miss, and `on_miss` is `error` or `freeze()` was called.
+            CaptureError: It is a miss while a CUDA graph is captured.
+            UntrustedRootError: Somebody else can write the cache root.
+            CompileError, ToolchainError, FactoryError: The compile failed.
+        """
+        found = self.lookup(spec)
+        if found is not None:
+            return found
+        with self._flight(spec):
+            found = self._remembered(spec)
+            if found is not None:
+                return found
+            if on_miss == "error" or self.frozen:
+                raise self._miss(spec)
+            if _capturing():
+                raise CaptureError(
+                    f"{spec} is not compiled yet, and a CUDA graph is being captured",
+                    hint="call it once before the capture, or `op.warmup(rows=[…])`; "
+                    + _warm_hint(spec),
+                )
+            try:
+                return self._keep(self._compile(spec))
+            except BaseException:
+                with self._lock:
+                    self.counters.failed += 1
+                raise
+
+    def lookup(self, spec: KernelSpec) -> Launcher | None:
+        """The launcher for a spec from memory or from its record; None where it would be compiled.
+
+        Raises:
+            UntrustedRootError: Somebody else can write the cache root.
+        """
+        found = self._remembered(spec)
+        if found is not None:
+            return found
+        with self._flight(spec):
+            found = self._remembered(spec)
+            if found is None:
+                found = self._restore(spec, spec.action_key())
+                if found is not None:
+                    self._keep(found)
+            return found
+
+    def _remembered(self, spec: KernelSpec) -> Launcher | None:
+        found = self._memory.get(spec)
+        if found is not None:
+            with self._lock:
+                self.counters.memory += 1
+        return found
+
+    def _keep(self, launcher: Launcher) -> Launcher:
+        self._memory[launcher.spec] = launcher
+        return launcher
+
+    def _flight(self, spec: KernelSpec) -> threading.Lock:
+        with self._lock:
+            return self._flights.setdefault(spec, threading.Lock())
+
+    def _restore(self, spec: KernelSpec, key: str) -> Launcher | None:
+        if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() in ("1", "true", "yes", "on"):
+            return None
+        start = time.perf_counter()
+        if self._trust is None:
+            if not os.path.isdir(self.root):
+                return None
+            trust = Trust(self.root)
+            trust.check(self.root)
+            self._trust = trust
+        found = record.read(self.root, key, self._trust)
+        if found is None:
+            return None
+        if found.spec != spec:
+            _log.warning("the record of %s is filed under the key of %s; ignored", found.spec, spec)
+            return None
+        path = record.sound_library(self.root, found, self._trust)
+        if path is None:
+            return None
+        launcher = Launcher(spec, "restored", load(path, found.launch))
+        with self._lock:
+            self.counters.restored += 1
+            self.counters.restore_seconds += time.perf_counter() - start
+            self.counters.saved_seconds += found.compile_seconds
+        return launcher
+
+    def _compile(self, spec: KernelSpec) -> Launcher:
+        from tlcache.store import locks
+
+        key = spec.action_key()
+        try:
+            with locks.compiling(self.root, key):
+                # Whoever held the lock before us has probably made the record.
+                return self._restore(spec, key) or self._build(spec)
+        except CacheRootError as error:
+            _log.warning("%s; compiling %s for this process alone", error.message, spec)
+            return self._build(spec)
+
+    def _build(self, spec: KernelSpec) -> Launcher:
+        from tlcache.warm import compiling
+
+        start = time.perf_counter()
+        built = compiling.build(spec, self.root)
+        launcher = self._launcher(spec, built)
+        with self._lock:
+            self.counters.compile_seconds += time.perf_counter() - start
+            if built.origin == "compiled":
+                self.counters.compiled += 1
+            else:
+                self.counters.disk += 1
+        return launcher
+
+    def _launcher(self, spec: KernelSpec, built: Built) -> Launcher:
+        """What was built, by the way that later processes take; by TileLang's own where there is
+        none.
+        """
+        if built.record is not None:
+            self._trust = self._trust or Trust(self.root)
+            path = record.sound_library(self.root, built.record, self._trust)
+            if path is not None:
+                return Launcher(spec, built.origin, load(path, built.record.launch))
+        return Launcher(spec, built.origin, built.kernel.torch_function)
+
+    def _miss(self, spec: KernelSpec) -> MissError:
+        why = "resolving is frozen" if self.frozen else "compiling was ruled out"
+        return MissError(
+            f"{spec} is not in the cache {self.root}, and {why}", hint=_warm_hint(spec)
+        )
+
+
+def _warm_hint(spec: KernelSpec) -> str:
+    return (
+        "put the workload into a shapes.json and run "
+        f"`tlcache warm --shapes shapes.json --target {spec.target}` beforehand"
+    )
+
+
+def _capturing() -> bool:
+    """Whether torch is capturing a CUDA graph on the current stream. A CPU-only torch raises at the
+    asking.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return False
+    return bool(torch.cuda.is_current_stream_capturing())
+
+
+_resolvers: dict[str, Resolver] = {}
+_resolvers_lock = threading.Lock()
+
+
+def current() -> Resolver:
+    """The resolver of the cache root that is in force now."""
+    root = os.fspath(layout.cache_root())
+    found = _resolvers.get(root)
+    if found is None:
+        with _resolvers_lock:
+            found = _resolvers.setdefault(root, Resolver(root))
+    return found
+
+
+def resolve(spec: KernelSpec, on_miss: OnMiss = "compile") -> Launcher:
+    """`Resolver.resolve` on the cache root that is in force."""
+    return current().resolve(spec, on_miss)
+
+
+def lookup(spec: KernelSpec) -> Launcher | None:
+    """`Resolver.lookup` on the cache root that is in force."""
+    return current().lookup(spec)
+
+
+def counters() -> Counters:
+    """The counters of the resolver in force; they go on counting."""
+    return current().counters
+
+
+def freeze() -> None:
+    """From here on, a miss is an error: nothing compiles in this process any more."""
+    current().frozen = True

@@ -1,0 +1,98 @@
+"""Who could have written what is about to be loaded. A library is code.
+
+Invariant: nothing is loaded from below a path that somebody other than the current user or root can
+write, unless TLCACHE_TRUST says so: `group` admits a group-writable root, as Kubernetes' fsGroup
+makes them; `any` admits everything and is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+from tlcache.errors import UntrustedRootError
+
+__all__ = ["Trust"]
+
+_log = logging.getLogger(__name__)
+
+
+class Trust:
+    """Checks paths below one cache root, each directory once.
+
+    Args:
+        root: The cache root.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = os.path.realpath(root)
+        self._level = os.environ.get("TLCACHE_TRUST", "").strip().lower()
+        self._owners = {0, os.geteuid()}
+        self._known: set[str] = set()
+        if self._level == "any":
+            _log.warning("TLCACHE_TRUST=any: kernels are loaded from %s whoever can write it", root)
+
+    def check(self, path: str | os.PathLike[str]) -> None:
+        """Check a file below the root, and every directory above it.
+
+        Raises:
+            UntrustedRootError: Somebody else can write it, or owns it.
+            OSError: It does not exist.
+        """
+        if self._level == "any":
+            return
+        path = os.path.realpath(path)
+        self._check(path, os.stat(path), ancestor=False)
+        inside = True
+        parent = os.path.dirname(path)
+        while parent not in self._known:
+            self._check(parent, os.stat(parent), ancestor=not inside)
+            self._known.add(parent)
+            inside = inside and parent != self._root
+            if parent == os.path.dirname(parent):
+                break
+            parent = os.path.dirname(parent)
+
+    def _check(self, path: str, status: os.stat_result, *, ancestor: bool) -> None:
+        mode = status.st_mode
+        if ancestor and mode & stat.S_ISVTX and status.st_uid in self._owners:
+            return  # a sticky directory such as /tmp: others cannot replace what is ours in it
+        if status.st_uid not in self._owners:
+            raise self._refusal(path, f"belongs to uid {status.st_uid}")
+        if mode & stat.S_IWOTH:
+            raise self._refusal(
+                path, f"can be written by everybody (mode {stat.S_IMODE(mode):04o})"
+            )
+        if mode & stat.S_IWGRP and self._level != "group" and not _private(status.st_gid):
+            raise self._refusal(
+                path, f"can be written by group {status.st_gid} (mode {stat.S_IMODE(mode):04o})"
+            )
+
+    def _refusal(self, path: str, reason: str) -> UntrustedRootError:
+        group = "can be written by group" in reason
+        return UntrustedRootError(
+            f"kernels are not loaded from {self._root}: {path} {reason}, "
+            "and a kernel is code that runs",
+            hint=f"`chmod -R {'g-w' if group else 'go-w'} {path}` if you know what it holds"
+            + (", or set TLCACHE_TRUST=group to trust that group" if group else ""),
+        )
+
+
+def _private(gid: int) -> bool:
+    """Whether a group is the current user's own (`umask 002` with user-private groups)."""
+    import grp
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}
+
+
+def check_root(root: Path) -> None:
+    """Refuse a root that others can write, before anything is compiled into it."""
+    Trust(root).check(root)

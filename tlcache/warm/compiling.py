@@ -1,0 +1,240 @@
+"""One spec compiled by TileLang, and its record written. This module imports TileLang.
+
+Invariant: a record is written only after the entry that it points at is on disk, complete and
+hashed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from tlcache.closure import factory_digest
+from tlcache.errors import CompileError, FactoryError, TlcacheError
+from tlcache.fingerprint import versions
+from tlcache.spec import KernelSpec
+from tlcache.store import record
+from tlcache.store.record import Dynamic, Launch, Library, Param, Record
+from tlcache.targets import Target
+from tlcache.warm import toolchain
+
+__all__ = ["Built", "build"]
+
+_log = logging.getLogger(__name__)
+_LIBRARIES = {"tvm_ffi": "executable.so", "cython": "kernel_lib.so"}
+
+
+@dataclass(frozen=True)
+class Built:
+    """What came of a compile.
+
+    Attributes:
+        kernel: TileLang's JITKernel.
+        origin: `compiled`, or `disk` where TileLang found its own entry.
+        seconds: What it took, elaboration included.
+        record: The record that was written; None where the kernel cannot be restored without
+            TileLang.
+    """
+
+    kernel: Any
+    origin: str
+    seconds: float
+    record: Record | None
+
+
+def build(spec: KernelSpec, root: str | os.PathLike[str]) -> Built:
+    """Compile one spec with TileLang, into the root that TILELANG_CACHE_DIR names, and write its
+    record.
+
+    Args:
+        spec: The kernel.
+        root: The cache root; it must be the one that TileLang uses.
+
+    Raises:
+        ToolchainError: A compiler is missing.
+        FactoryError: The factory cannot be imported, or does not yield a kernel for this target.
+        CompileError: TileLang, nvcc or the host compiler rejects the kernel.
+    """
+    if (fault := toolchain.missing(spec.target)) is not None:
+        raise fault
+    start = time.perf_counter()
+    try:
+        kernel = _kernel(spec)
+    except TlcacheError:
+        raise
+    except Exception as error:
+        raise CompileError(f"{spec} does not compile: {_reason(error)}") from error
+    seconds = time.perf_counter() - start
+    if (target := _target(kernel)) != spec.target:
+        raise FactoryError(
+            f"{spec.kernel} was asked for {spec.target} and compiles for {target}",
+            hint="let the factory take a `target`, or leave the target of its decorator unset",
+        )
+    origin = "disk" if kernel.artifact is None else "compiled"
+    made = _record(spec, kernel, seconds, root)
+    if made is not None:
+        record.write(root, made)
+    return Built(kernel, origin, seconds, made)
+
+
+def _kernel(spec: KernelSpec) -> Any:
+    """Call the factory, and what it returns, until there is a JITKernel."""
+    from tilelang.jit import JITImpl, JITKernel
+
+    module, _, name = spec.kernel.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise FactoryError(f"the factory {spec.kernel} cannot be imported: {error}") from error
+    if isinstance(factory, JITImpl):
+        return _adapted(factory, spec)(**spec.workload, **spec.schedule)
+    arguments = dict(spec.workload)
+    if _takes(factory, "target"):
+        arguments["target"] = spec.target.name
+    made = factory(**arguments)
+    if isinstance(made, JITImpl):
+        made = _adapted(made, spec)(**spec.schedule)
+    if not isinstance(made, JITKernel):
+        raise FactoryError(
+            f"the factory {spec.kernel} yields a {type(made).__name__}, "
+            "which is not a TileLang kernel",
+            hint="it should return what `@tilelang.jit` makes, or a compiled kernel",
+        )
+    return made
+
+
+def _adapted(impl: Any, spec: KernelSpec) -> Any:
+    """The JITImpl with the spec's own target, pass configs and flags where it does not set them
+    itself.
+    """
+    changes: dict[str, Any] = {}
+    if impl.target is None:
+        changes["target"] = spec.target.config
+    if spec.pass_configs:
+        changes["pass_configs"] = {**(impl.pass_configs or {}), **spec.pass_configs}
+    if spec.compile_flags:
+        flags = impl.compile_flags or []
+        changes["compile_flags"] = [
+            *([flags] if isinstance(flags, str) else flags),
+            *spec.compile_flags,
+        ]
+    if spec.execution_backend != spec.target.execution_backend:
+        changes["execution_backend"] = spec.execution_backend
+    return dataclasses.replace(impl, **changes) if changes else impl
+
+
+def _takes(factory: Callable[..., Any], name: str) -> bool:
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in parameters
+
+
+def _target(kernel: Any) -> Target:
+    """The canonical target of a compiled kernel, leaving out what TVM adds to it."""
+    exported: Mapping[str, Any] = dict(kernel.target.export())
+    kind = str(
+        exported["kind"]["name"] if isinstance(exported["kind"], Mapping) else exported["kind"]
+    )
+    if kind == "c":
+        return Target("cpu")
+    if kind == "cuda" and "code" not in exported:
+        return Target(str(exported.get("arch")))
+    kept = {key: value for key, value in exported.items() if key in ("arch", "code")}
+    return Target(json.dumps({"kind": kind, **_plain(kept)}, sort_keys=True, separators=(",", ":")))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (int, float, bool)):
+        return value
+    return str(value) if isinstance(value, str) else [_plain(item) for item in value]
+
+
+def _record(
+    spec: KernelSpec, kernel: Any, seconds: float, root: str | os.PathLike[str]
+) -> Record | None:
+    launch = _launch(kernel)
+    path = getattr(kernel, "_tilelang_cache_path", None)
+    name = _LIBRARIES.get(kernel.execution_backend)
+    if launch is None or path is None or name is None:
+        return None
+    try:
+        with open(os.path.join(path, name), "rb") as file:
+            data = file.read()
+    except OSError as error:
+        _log.warning("TileLang left no entry for %s: %s", spec, error)
+        return None
+    return Record(
+        action_key=spec.action_key(),
+        spec=spec,
+        entry=os.path.relpath(path, root),
+        library=Library(name, len(data), hashlib.sha256(data).hexdigest()),
+        launch=launch,
+        versions=versions(),
+        toolkit=toolchain.provenance(),
+        source_digest=factory_digest(spec.kernel),
+        compile_seconds=round(seconds, 3),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def _launch(kernel: Any) -> Launch | None:
+    """How the kernel's library is called, or None where it cannot be called without TileLang."""
+    from tvm import tirx
+
+    adapter, function = kernel.adapter, kernel.prim_func
+    outputs = tuple(int(index) % len(function.params) for index in adapter.result_idx or [])
+    if kernel.execution_backend == "tvm_ffi" and kernel.target.kind.name == "cuda":
+        abi, symbol = "tvm_ffi", "main"
+        if outputs and not adapter._ffi_callee_allocated_output_abi:
+            return None
+    elif kernel.execution_backend == "cython" and kernel.target.kind.name == "c":
+        abi, symbol = "c", "call"
+    else:
+        return None
+    params: list[Param] = []
+    dynamic: dict[str, Dynamic] = {}
+    for index, var in enumerate(function.params):
+        if var not in function.buffer_map:
+            return None  # a scalar argument: TileLang's own launcher converts it
+        buffer = function.buffer_map[var]
+        shape: list[int | str] = []
+        for axis, dim in enumerate(buffer.shape):
+            if isinstance(dim, tirx.IntImm):
+                shape.append(int(dim))
+            elif isinstance(dim, tirx.Var):
+                shape.append(str(dim.name))
+                dynamic.setdefault(
+                    str(dim.name), Dynamic(str(dim.name), str(dim.dtype), index, axis)
+                )
+            else:
+                return None  # a dimension that is an expression
+        params.append(Param(str(buffer.name), str(buffer.dtype), tuple(shape)))
+    if any(not params[i].shape for i in outputs) or len(outputs) == len(params):
+        return None
+    if abi == "c" and any(
+        d.param in outputs or d.dtype not in ("int32", "int64") for d in dynamic.values()
+    ):
+        return None
+    return Launch(abi, symbol, tuple(params), outputs, tuple(dynamic.values()))
+
+
+def _reason(error: BaseException) -> str:
+    """One line of an error that may be pages of compiler output: the first that says `error`."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower()]
+    text = (telling or lines or [""])[0]
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

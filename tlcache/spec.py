@@ -127,6 +127,11 @@ class KernelSpec:
         )
 
     @property
+    def title(self) -> str:
+        """The spec in short, like `rms_norm M=1 N=4096 eps=1e-05 bf16 sm_90a`."""
+        return " ".join(filter(None, (self.name, self.workload_text, self.target.name)))
+
+    @property
     def name(self) -> str:
         """The factory's own name, like `rms_norm`."""
         return self.kernel.rpartition(":")[2]

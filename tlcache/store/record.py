@@ -254,7 +254,7 @@ def write(root: str | os.PathLike[str], record: Record) -> Path:
     """
     path = Path(layout.record_path(root, record.action_key))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    text = json.dumps(record.to_json(), indent=1, sort_keys=True) + "\n"
+    text = json.dumps(record.to_json(), indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -20,10 +20,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tlcache.closure import factory_digest
-from tlcache.errors import CompileError, FactoryError, TlcacheError
+from tlcache.errors import CacheRootError, CompileError, FactoryError, TlcacheError
 from tlcache.fingerprint import versions
 from tlcache.spec import KernelSpec
-from tlcache.store import record
+from tlcache.store import layout, record
 from tlcache.store.record import Dynamic, Launch, Library, Param, Record
 from tlcache.targets import Target
 from tlcache.warm import toolchain
@@ -50,6 +50,7 @@ class Built:
     origin: str
     seconds: float
     record: Record | None
+    fault: CacheRootError | None = None
 
 
 def build(spec: KernelSpec, root: str | os.PathLike[str]) -> Built:
@@ -73,6 +74,8 @@ def build(spec: KernelSpec, root: str | os.PathLike[str]) -> Built:
     except TlcacheError:
         raise
     except Exception as error:
+        if (full := _disk_fault(error, root)) is not None:
+            raise full from error
         raise CompileError(f"{spec} does not compile: {_reason(error)}") from error
     seconds = time.perf_counter() - start
     if (target := _target(kernel)) != spec.target:
@@ -81,9 +84,13 @@ def build(spec: KernelSpec, root: str | os.PathLike[str]) -> Built:
             hint="let the factory take a `target`, or leave the target of its decorator unset",
         )
     origin = "disk" if kernel.artifact is None else "compiled"
-    made = _record(spec, kernel, seconds, root)
-    if made is not None:
-        record.write(root, made)
+    try:
+        made = _record(spec, kernel, seconds, root)
+        if made is not None:
+            record.write(root, made)
+    except CacheRootError as error:
+        _log.warning("%s", error.message)
+        return Built(kernel, origin, seconds, None, error)
     return Built(kernel, origin, seconds, made)
 
 
@@ -175,8 +182,8 @@ def _record(
         with open(os.path.join(path, name), "rb") as file:
             data = file.read()
     except OSError as error:
-        _log.warning("TileLang left no entry for %s: %s", spec, error)
-        return None
+        # TileLang logs a failed save and goes on.
+        raise _why_unsaved(spec, error, root) from error
     return Record(
         action_key=spec.action_key(),
         spec=spec,
@@ -188,6 +195,40 @@ def _record(
         source_digest=factory_digest(spec.kernel),
         compile_seconds=round(seconds, 3),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def _disk_fault(error: BaseException, root: str | os.PathLike[str]) -> CacheRootError | None:
+    """The cache root's fault behind a failed compile: TileLang saves cubins in the middle of
+    one.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and str(error.filename or "").startswith(os.fspath(root)):
+            return layout.unwritable(root, error)
+        following = error.__cause__ or error.__context__
+        if following is None:
+            break
+        error = following
+    return None
+
+
+def _why_unsaved(spec: KernelSpec, error: OSError, root: str | os.PathLike[str]) -> CacheRootError:
+    """Find out why TileLang kept no entry, by writing where it would have."""
+    probe = os.path.join(root, f".tlcache-probe-{os.getpid()}")
+    try:
+        try:
+            with open(probe, "wb") as file:
+                file.write(b"\0" * 65536)
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            if os.path.exists(probe):
+                os.unlink(probe)
+    except OSError as reason:
+        return layout.unwritable(root, reason)
+    return CacheRootError(
+        f"TileLang kept no entry for {spec} under {root}: {error.strerror}",
+        hint="`tlcache warm --verbose` shows its own message; is TILELANG_DISABLE_CACHE set?",
     )
 
 

@@ -1,0 +1,90 @@
+"""How the command line writes sizes, durations, times and lists. Data goes to stdout, the rest to
+stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["ago", "duration", "emit_json", "home", "note", "size", "table"]
+
+
+def size(count: int) -> str:
+    """A size like `74 KiB`."""
+    value, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """A duration like `1 min 32 s`, `3.4 s` or `42 ms`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def ago(when: datetime | None) -> str:
+    """A time like `2 min ago`."""
+    if when is None:
+        return "unknown"
+    seconds = max(0.0, (datetime.now(timezone.utc) - when).total_seconds())
+    for limit, unit, name in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
+        if seconds < limit:
+            return f"{int(seconds // unit)} {name} ago"
+    days = int(seconds // 86400)
+    return f"{days} day{'s' if days != 1 else ''} ago"
+
+
+def home(path: Path) -> str:
+    """A path with the home directory as `~`."""
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except (ValueError, RuntimeError):
+        return str(path)
+
+
+def note(text: str) -> None:
+    """A line for the person, on stderr."""
+    click.echo(text, err=True)
+
+
+def emit_json(document: dict[str, Any]) -> None:
+    """The whole of stdout for `--json`."""
+    click.echo(json.dumps({"schema": 1, **document}, indent=2))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """Rows under a header: a fitted table on a terminal, lines with tabs in a pipe."""
+    if not sys.stdout.isatty():
+        click.echo("\t".join(header))
+        for row in rows:
+            click.echo("\t".join(row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in header:
+        drawn.add_column(
+            name, justify="right" if name in right else "left", overflow="ellipsis", no_wrap=True
+        )
+    for row in rows:
+        drawn.add_row(*row)
+    Console(highlight=False, markup=False).print(drawn)

@@ -1,0 +1,337 @@
+"""`tlcache warm`: shapes.json in, records out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tlcache import targets as target_names
+from tlcache.cli import options, render
+from tlcache.errors import TargetError
+from tlcache.fingerprint import platform_name, tilelang_version
+from tlcache.store import layout, trust
+from tlcache.targets import CPU, Target
+from tlcache.warm import plan, pool, shapes
+from tlcache.warm.outcome import Outcome, Status
+from tlcache.warm.plan import Item
+
+__all__ = ["command"]
+
+
+@click.command("warm")
+@click.option("--shapes", "path", required=True, metavar="FILE", help="The workloads to have warm.")
+@click.option(
+    "--target",
+    "spellings",
+    multiple=True,
+    metavar="TARGET",
+    help="Compile for sm80, sm90, h100, cpu, auto … (repeatable); wins over the file's targets.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    help="Compiles at a time; by default what cores and memory allow.",
+)
+@options.cache_dir
+@click.option("--dry-run", is_flag=True, help="Show what would be compiled, and compile nothing.")
+@click.option("--check", is_flag=True, help="Exit with 1 if anything is missing; compile nothing.")
+@click.option(
+    "--keep-going/--fail-fast", default=True, help="After a failure, go on (the default) or stop."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Kill a kernel's compile after this long.",
+)
+@click.option("--verbose", "-v", is_flag=True, help="Show what TileLang and the compilers print.")
+@options.json_output
+def command(
+    path: str,
+    spellings: tuple[str, ...],
+    jobs: int | None,
+    cache_dir: str | None,
+    dry_run: bool,
+    check: bool,
+    keep_going: bool,
+    timeout: float | None,
+    verbose: bool,
+    json_wanted: bool,
+) -> int:
+    """Compile the kernels of a shapes.json before a process needs them.
+
+    Kernels that have a valid record are skipped. Targets need no GPU, only nvcc (and cpu only a C++
+    compiler).
+    """
+    document = shapes.load(path)
+    if os.getcwd() not in sys.path:
+        sys.path.append(
+            os.getcwd()
+        )  # factories of the project at hand, as `python -m` would find them
+    chosen = _targets(document, path, spellings)
+    wanted = shapes.expand(document, path, chosen)
+    root = layout.cache_root(cache_dir)
+    if root.exists():
+        trust.check_root(root)
+    items = plan.make(wanted, root)
+    todo = [item for item in items if item.outcome is None]
+    if check or dry_run:
+        for item in todo:
+            item.outcome = Outcome("missing" if check else "planned")
+        return _report(items, root, chosen, json_wanted, path, spellings)
+    layout.make_skeleton(root, tilelang_version(), platform_name())
+    plan.without_toolchain(todo)
+    todo = [item for item in todo if item.outcome is None]
+    interrupted = _compile(todo, root, jobs, timeout, keep_going, verbose)
+    code = _report(items, root, chosen, json_wanted, path, spellings)
+    return 128 + interrupted if interrupted else code
+
+
+def _targets(document: shapes.Shapes, path: str, spellings: tuple[str, ...]) -> list[Target]:
+    """The targets of the command line, else of the file, else of this machine's GPU, else the
+    CPU.
+    """
+    if spellings:
+        chosen: dict[Target, None] = {}
+        for spelling in spellings:
+            target = target_names.parse(spelling)
+            chosen[target] = None
+            if explained := target_names.note(spelling, target):
+                render.note(explained)
+        return list(chosen)
+    if found := shapes.targets(document, path):
+        return found
+    try:
+        return [target_names.detect()]
+    except TargetError:
+        render.note("No GPU here, and no target in the file or by `--target`: warming for cpu.")
+        return [CPU]
+
+
+def _compile(
+    todo: list[Item],
+    root: Path,
+    jobs: int | None,
+    timeout: float | None,
+    keep_going: bool,
+    verbose: bool,
+) -> int:
+    """Compile what is left. Returns the signal that stopped it, or 0."""
+    if not todo:
+        return 0
+    with _progress(len(todo)) as progress, _terminable():
+        try:
+            for index, outcome in pool.run(
+                [item.wanted.spec for item in todo],
+                os.fspath(root.absolute()),
+                jobs=jobs or pool.default_jobs(),
+                timeout=timeout,
+                fail_fast=not keep_going,
+                quiet=not verbose,
+                on_start=lambda index: progress.started(str(todo[index].wanted.spec)),
+            ):
+                todo[index].outcome = outcome
+                progress.ended(todo[index])
+        except KeyboardInterrupt:
+            return signal.SIGINT
+        except _Terminated:
+            return signal.SIGTERM
+    return 0
+
+
+class _Terminated(BaseException):
+    pass
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM as an exception, so that the workers are ended before this process is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Quiet:
+    """Progress where stderr is no terminal: failures as they happen, nothing else."""
+
+    def started(self, what: str) -> None:
+        pass
+
+    def ended(self, item: Item) -> None:
+        pass
+
+
+class _Bar(_Quiet):
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self.progress = Progress(
+            TextColumn("warming"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self.task = self.progress.add_task("starting TileLang", total=total)
+
+    def started(self, what: str) -> None:
+        self.progress.update(self.task, description=what)
+
+    def ended(self, item: Item) -> None:
+        self.progress.advance(self.task)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[_Quiet]:
+    if not sys.stderr.isatty():
+        yield _Quiet()
+        return
+    bar = _Bar(total)
+    with bar.progress:
+        yield bar
+
+
+def _report(
+    items: list[Item],
+    root: Path,
+    chosen: list[Target],
+    json_wanted: bool,
+    path: str,
+    spellings: tuple[str, ...],
+) -> int:
+    outcomes = [item.outcome or Outcome("missing") for item in items]
+    counts = Counter(outcome.status for outcome in outcomes)
+    saved = sum(outcome.saved_seconds for outcome in outcomes)
+    written = sum(outcome.bytes for outcome in outcomes)
+    if json_wanted:
+        render.emit_json(
+            {
+                "root": str(root),
+                "targets": [target.name for target in chosen],
+                "kernels": [_kernel(item) for item in items],
+                "summary": {
+                    "total": len(items),
+                    **{status: counts[status] for status in _STATUSES},
+                    "saved_seconds": round(saved, 3),
+                    "bytes": written,
+                },
+            }
+        )
+    else:
+        _print_report(items, counts, saved, written, path, spellings)
+    if any(outcome.fault for outcome in outcomes):
+        return 3
+    return 1 if counts["failed"] or counts["missing"] else 0
+
+
+_STATUSES: tuple[Status, ...] = (
+    "compiled",
+    "present",
+    "unrecorded",
+    "failed",
+    "missing",
+    "planned",
+)
+
+
+def _kernel(item: Item) -> dict[str, Any]:
+    spec, outcome = item.wanted.spec, item.outcome or Outcome("missing")
+    return {
+        "action_key": item.action_key,
+        "where": item.wanted.where,
+        "op": item.wanted.op,
+        "kernel": spec.kernel,
+        "workload": dict(spec.workload),
+        "schedule": dict(spec.schedule),
+        "target": spec.target.name,
+        "status": outcome.status,
+        "seconds": round(outcome.seconds, 3),
+        "bytes": outcome.bytes,
+        "error": outcome.error,
+        "hint": outcome.hint,
+    }
+
+
+def _print_report(
+    items: list[Item],
+    counts: Counter[Status],
+    saved: float,
+    written: int,
+    path: str,
+    spellings: tuple[str, ...],
+) -> None:
+    for item in items:
+        if item.outcome is not None and item.outcome.status == "failed":
+            render.note(f"failed: {item.wanted.spec}: {_line(item.outcome.error)}")
+    hints = {item.outcome.hint: None for item in items if item.outcome and item.outcome.hint}
+    for hint in hints:
+        render.note(f"\nhint: {hint}")
+    again = " ".join([f"tlcache warm --shapes {path}", *(f"--target {name}" for name in spellings)])
+    if counts["planned"]:
+        for item in items:
+            if item.outcome is not None and item.outcome.status == "planned":
+                click.echo(f"would compile  {item.wanted.spec}")
+        click.echo(
+            f"{len(items)} kernels  {counts['planned']} to compile"
+            f"  {counts['present']} already there"
+        )
+        return
+    missing = [item for item in items if item.outcome is None or item.outcome.status == "missing"]
+    if missing and not counts["compiled"] and not counts["failed"]:
+        names = [item.wanted.spec.title for item in missing]
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        click.echo(
+            f"{len(names)} of {len(items)} kernels are missing: {', '.join(names[:5])}{more}"
+        )
+        render.note(f"\nhint: `{again}` compiles them")
+        return
+    parts = [
+        f"{len(items)} kernels",
+        f"{counts['compiled']} compiled",
+        f"{counts['present']} already there",
+        f"{counts['failed']} failed",
+    ]
+    if counts["unrecorded"]:
+        parts.append(
+            f"{counts['unrecorded']} without a record (only TileLang itself can load them)"
+        )
+    if missing:
+        parts.append(f"{len(missing)} not reached")
+    click.echo("  ".join(parts) + (f"      {render.size(written)} written" if written else ""))
+    if saved:
+        click.echo(
+            f"The next start saves about {render.duration(saved)} of compiling on each process."
+        )
+    if missing:
+        render.note(f"\nhint: `{again}` compiles what is missing, and only that")
+
+
+def _line(error: str | None) -> str:
+    return (error or "unknown").splitlines()[0]

@@ -1,0 +1,198 @@
+"""A pool of compiling processes: forked from a server that has TileLang imported, killable one by
+one.
+
+Invariant: every task ends in exactly one outcome, whatever happens to its worker. When the pool is
+left, no worker and no compiler of a worker is running.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
+
+from tlcache.spec import KernelSpec
+from tlcache.warm.outcome import Outcome
+
+__all__ = ["default_jobs", "run"]
+
+WORKER_BYTES = 768 * 2**20
+"""Memory that one compile may take at its peak, nvcc included; the forked TileLang is shared."""
+
+
+@dataclass
+class _Worker:
+    process: ForkServerProcess
+    pipe: connection.Connection
+    task: int | None = None
+    started: float = field(default=0.0)
+
+
+def default_jobs() -> int:
+    """As many workers as this process's cores, and the memory that is free, allow."""
+    import psutil
+
+    cores = len(os.sched_getaffinity(0))
+    quota = _cgroup("cpu.max").split()
+    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
+        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
+    free = psutil.virtual_memory().available
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    if limit.isdigit() and used.isdigit():
+        free = min(free, int(limit) - int(used))
+    return max(1, min(cores, int(free // WORKER_BYTES)))
+
+
+def _cgroup(name: str) -> str:
+    try:
+        with open("/proc/self/cgroup", encoding="ascii") as file:
+            place = next(line[3:].strip() for line in file if line.startswith("0::"))
+        with open(f"/sys/fs/cgroup{place}/{name}", encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, StopIteration):
+        return ""
+
+
+def run(
+    specs: Sequence[KernelSpec],
+    root: str,
+    *,
+    jobs: int,
+    timeout: float | None = None,
+    fail_fast: bool = False,
+    quiet: bool = True,
+    on_start: Callable[[int], None] = lambda index: None,
+) -> Iterator[tuple[int, Outcome]]:
+    """Compile specs, and yield each one's index and outcome as it ends.
+
+    Args:
+        specs: What to compile.
+        root: The cache root; its skeleton exists.
+        jobs: Workers at a time.
+        timeout: Seconds for one kernel; then its worker and its compilers are killed.
+        fail_fast: Stop at the first failure; the rest has no outcome.
+        quiet: Throw away what TileLang and the compilers print.
+        on_start: Told the index of each spec as it is handed to a worker.
+    """
+    os.environ["TILELANG_CACHE_DIR"] = root  # the fork server imports TileLang, which looks at it
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tlcache.warm.worker"])
+    waiting = deque(range(len(specs)))
+    with _workers() as workers:
+        for _ in range(min(jobs, len(specs))):
+            workers.append(_start(context, root, quiet))
+        while waiting or any(worker.task is not None for worker in workers):
+            for worker in workers:
+                if worker.task is None and waiting:
+                    worker.task, worker.started = waiting.popleft(), time.monotonic()
+                    on_start(worker.task)
+                    _send(worker, specs[worker.task])
+            for worker in _ready(workers, timeout):
+                index, outcome = worker.task, _received(worker, timeout)
+                worker.task = None
+                if not worker.process.is_alive() or worker.pipe.closed:
+                    _kill(worker)
+                    workers.remove(worker)
+                    if waiting:
+                        workers.append(_start(context, root, quiet))
+                if index is not None:
+                    yield index, outcome
+                    if fail_fast and outcome.status == "failed":
+                        return
+
+
+@contextmanager
+def _workers() -> Iterator[list[_Worker]]:
+    workers: list[_Worker] = []
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            _kill(worker)
+
+
+def _start(context: ForkServerContext, root: str, quiet: bool) -> _Worker:
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, root, quiet), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _serve(pipe: Any, root: str, quiet: bool) -> None:
+    from tlcache.warm import worker
+
+    worker.serve(pipe, root, quiet)
+
+
+def _send(worker: _Worker, spec: KernelSpec) -> None:
+    try:
+        worker.pipe.send(spec.to_json())
+    except OSError:
+        pass  # it died; its sentinel says so at the next wait
+
+
+def _ready(workers: list[_Worker], timeout: float | None) -> list[_Worker]:
+    """The workers that have answered, died, or run out of time."""
+    busy = [worker for worker in workers if worker.task is not None]
+    wait = None
+    if timeout is not None:
+        wait = max(0.0, min(worker.started for worker in busy) + timeout - time.monotonic())
+    events: list[Any] = [worker.pipe for worker in busy]
+    events += [worker.process.sentinel for worker in busy]
+    done = connection.wait(events, wait)
+    now = time.monotonic()
+    return [
+        worker
+        for worker in busy
+        if worker.pipe in done
+        or worker.process.sentinel in done
+        or (timeout is not None and now - worker.started >= timeout)
+    ]
+
+
+def _received(worker: _Worker, timeout: float | None) -> Outcome:
+    try:
+        if worker.pipe.poll():
+            outcome = worker.pipe.recv()
+            assert isinstance(outcome, Outcome)
+            return outcome
+    except (EOFError, OSError):
+        pass
+    seconds = time.monotonic() - worker.started
+    worker.process.join(0.1)
+    code = worker.process.exitcode
+    worker.pipe.close()
+    if code is None and timeout is not None and seconds >= timeout:
+        return Outcome(
+            "failed",
+            seconds=seconds,
+            error=f"its compile was killed after {timeout:g} s",
+            hint="`--timeout` gives it longer",
+        )
+    how = (
+        f"by signal {-code} ({signal.Signals(-code).name})" if code and code < 0 else f"with {code}"
+    )
+    return Outcome("failed", seconds=seconds, error=f"its compiling process ended {how}")
+
+
+def _kill(worker: _Worker) -> None:
+    """End a worker and whatever it runs; it leads its own session."""
+    if not worker.pipe.closed:
+        worker.pipe.close()
+    pid = worker.process.pid
+    if pid is None:
+        return
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        worker.process.kill()  # it has not become a session leader yet
+    worker.process.join()

@@ -1,0 +1,338 @@
+"""shapes.json: the workloads to have warm, and their expansion into specs.
+
+Invariant: whatever is wrong with a document is one ShapesError that names the file and the path in
+it, like `workloads[2].M`; nothing is compiled of a document that has an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from tlcache import operators
+from tlcache.closure import factory_digest
+from tlcache.errors import FactoryError, ShapesError, SpecError, TargetError
+from tlcache.operators import WorkloadError
+from tlcache.spec import KernelSpec
+from tlcache.targets import Target, parse
+
+__all__ = ["Shapes", "Wanted", "expand", "json_schema", "load", "targets"]
+
+MOST = 100_000
+"""Kernels that one document may expand to; more is a slip of the pen."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Range(_Model):
+    """A range of integers, both ends included: by factors (`times`) or by steps (`step`, by default
+    1).
+    """
+
+    first: StrictInt = Field(alias="from", description="The first value.")
+    to: StrictInt = Field(description="The last value at most; included where the range meets it.")
+    times: StrictInt | None = Field(
+        None, ge=2, description="Each value is the last one times this."
+    )
+    step: StrictInt | None = Field(None, ge=1, description="Each value is the last one plus this.")
+
+    @model_validator(mode="after")
+    def _sound(self) -> Range:
+        if self.times is not None and self.step is not None:
+            raise ValueError("a range has times or step, not both")
+        if self.first > self.to:
+            raise ValueError(f"a range goes upwards, and this one from {self.first} to {self.to}")
+        if self.times is not None and self.first < 1:
+            raise ValueError(f"a range with times starts at 1 or more, not at {self.first}")
+        return self
+
+    def __len__(self) -> int:
+        if self.times is None:
+            return (self.to - self.first) // (self.step or 1) + 1
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override]
+        value = self.first
+        while value <= self.to:
+            yield value
+            value = value * self.times if self.times is not None else value + (self.step or 1)
+
+
+Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
+Values = Scalar | Range | list[Scalar | Range]
+
+
+class OpWorkload(_Model):
+    """Workloads of an operator by name; every field of its workload is a value, a range, or a
+    list.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, Values]
+
+    op: StrictStr = Field(description="An installed operator, like rms_norm.")
+    schedule: Literal["default"] | dict[str, Scalar] = Field(
+        "default", description="The operator's default schedule, or one of one's own."
+    )
+
+
+class FactoryWorkload(_Model):
+    """Workloads of a kernel by its factory's import path."""
+
+    kernel: StrictStr = Field(
+        description="Import path of the factory, like package.module:factory."
+    )
+    args: dict[str, Values] = Field(
+        default_factory=dict, description="What the factory is called with."
+    )
+    schedule: dict[str, Scalar] = Field(
+        default_factory=dict, description="What the JITImpl that it returns is called with."
+    )
+    pass_configs: dict[str, Scalar] = Field(
+        default_factory=dict, description="TileLang pass configs on top of the factory's own."
+    )
+    compile_flags: list[StrictStr] = Field(
+        default_factory=list, description="Compiler flags on top of the factory's own."
+    )
+
+
+def _kind(value: Any) -> str:
+    keys = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    return "factory" if "kernel" in keys else "op"
+
+
+Workload = Annotated[
+    Annotated[OpWorkload, Tag("op")] | Annotated[FactoryWorkload, Tag("factory")],
+    Discriminator(_kind),
+]
+
+
+class Shapes(_Model):
+    """A shapes document, version 1."""
+
+    version: Literal[1]
+    targets: list[StrictStr | dict[str, Any]] | None = Field(
+        None,
+        description="What to compile for, like sm90, cpu or TileLang's dicts; --target wins.",
+    )
+    workloads: list[Workload] = Field(
+        description="What to have warm; each is expanded as a product."
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a shapes document, as published in `shapes.schema.json`."""
+    schema = Shapes.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One kernel that a document asks for.
+
+    Attributes:
+        spec: The kernel.
+        where: The path in the document, like `workloads[0]`.
+        op: The operator's name, or None for a factory's kernel.
+    """
+
+    spec: KernelSpec
+    where: str
+    op: str | None
+
+
+# --- reading ---
+
+
+def load(path: str | Path) -> Shapes:
+    """Read a shapes document.
+
+    Raises:
+        ShapesError: It is missing, not JSON, or not what the schema says.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ShapesError(
+            f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
+            hint="`--shapes` takes a file like examples/shapes.json",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ShapesError(f"{path} is not UTF-8 text: {error.reason}") from error
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ShapesError(f"{path} is not JSON: {error}") from error
+    try:
+        return Shapes.model_validate(document)
+    except ValidationError as error:
+        raise _explained(path, document, error) from error
+
+
+def _explained(path: str | Path, document: Any, error: ValidationError) -> ShapesError:
+    """The first fault of a document as a sentence with its path."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    place, value, inside = "", document, list(first["loc"])
+    while inside:
+        part = inside[0]
+        if part in ("op", "factory") and len(inside) > 1 and not place.endswith("." + str(part)):
+            # The tag of the union that a workload is, not a field.
+            inside.pop(0)
+            continue
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            break
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+        inside.pop(0)
+    if first["type"] == "missing":
+        field = str(first["loc"][-1])
+        return ShapesError(f"{path}: {f'{place}.{field}' if place else field} is missing")
+    if first["type"] == "extra_forbidden":
+        return ShapesError(f"{path}: {place} is not a field that a shapes document has there")
+    shown = json.dumps(value, default=str)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    if first["type"] == "value_error":
+        reason = first["msg"].removeprefix("Value error, ")
+    elif (
+        sum(1 for e in error.errors() if e["loc"][: len(first["loc"]) - 1] == first["loc"][:-1]) > 1
+    ):
+        reason = "it takes a number, a text, a range, or a list of these"
+    else:
+        reason = first["msg"][0].lower() + first["msg"][1:]
+    return ShapesError(f"{path}: {place or 'the document'} is {shown}; {reason}")
+
+
+# --- expanding ---
+
+
+def targets(shapes: Shapes, path: str | Path) -> list[Target]:
+    """The document's own targets, in canonical form, without repeats.
+
+    Raises:
+        TargetError: One is unknown.
+    """
+    found: dict[Target, None] = {}
+    for index, spelling in enumerate(shapes.targets or ()):
+        try:
+            found[parse(spelling)] = None
+        except TargetError as error:
+            raise TargetError(
+                f"{path}: targets[{index}]: {error.message}", hint=error.hint
+            ) from error
+    return list(found)
+
+
+def expand(shapes: Shapes, path: str | Path, chosen: Iterable[Target]) -> list[Wanted]:
+    """All kernels that a document asks for, without repeats, in the document's order.
+
+    Args:
+        shapes: The document.
+        path: Its file, for messages.
+        chosen: The targets to compile for.
+
+    Raises:
+        ShapesError: An operator or factory is unknown, a value is impossible, or they are too many.
+    """
+    chosen = list(chosen)
+    total = 0
+    for index, workload in enumerate(shapes.workloads):
+        sizes = [_length(values) for values in _fields(workload).values()]
+        total += math.prod(sizes) * len(chosen)
+        if total > MOST:
+            raise ShapesError(
+                f"{path}: workloads[{index}] asks for {total:,} kernels in all; at most {MOST:,}",
+                hint='thin out a range, like {"from": 1, "to": 4096, "times": 2}',
+            )
+    found: dict[KernelSpec, Wanted] = {}
+    for target in chosen:
+        for index, workload in enumerate(shapes.workloads):
+            for wanted in _expanded(workload, f"workloads[{index}]", path, target):
+                found.setdefault(wanted.spec, wanted)
+    return list(found.values())
+
+
+def _fields(workload: OpWorkload | FactoryWorkload) -> Mapping[str, Values]:
+    if isinstance(workload, OpWorkload):
+        return workload.model_extra or {}
+    return workload.args
+
+
+def _length(values: Values) -> int:
+    items = values if isinstance(values, list) else [values]
+    return sum(len(item) if isinstance(item, Range) else 1 for item in items)
+
+
+def _listed(values: Values) -> list[Scalar]:
+    items = values if isinstance(values, list) else [values]
+    flat: list[Scalar] = []
+    for item in items:
+        if isinstance(item, Range):
+            flat.extend(item)
+        else:
+            flat.append(item)
+    return flat
+
+
+def _expanded(
+    workload: OpWorkload | FactoryWorkload, where: str, path: str | Path, target: Target
+) -> Iterator[Wanted]:
+    fields = _fields(workload)
+    for name, values in fields.items():
+        if not _length(values):
+            raise ShapesError(f"{path}: {where}.{name} is an empty list; it asks for nothing")
+    try:
+        operator = operators.get(workload.op) if isinstance(workload, OpWorkload) else None
+    except SpecError as error:
+        raise ShapesError(f"{path}: {where}.op: {error.message}", hint=error.hint) from error
+    for combination in itertools.product(*map(_listed, fields.values())):
+        arguments = dict(zip(fields, combination, strict=True))
+        try:
+            if operator is not None and isinstance(workload, OpWorkload):
+                schedule = None if workload.schedule == "default" else dict(workload.schedule)
+                yield Wanted(operator.spec(arguments, target, schedule), where, operator.name)
+            elif isinstance(workload, FactoryWorkload):
+                factory_digest(workload.kernel)  # there is such a factory
+                yield Wanted(
+                    KernelSpec(
+                        workload.kernel,
+                        arguments,
+                        workload.schedule,
+                        target,
+                        pass_configs=workload.pass_configs,
+                        compile_flags=workload.compile_flags,
+                    ),
+                    where,
+                    None,
+                )
+        except WorkloadError as error:
+            raise ShapesError(
+                f"{path}: {where}.{error.field}: {error.message}", hint=error.hint
+            ) from error
+        except FactoryError as error:
+            raise ShapesError(
+                f"{path}: {where}.kernel: {error.message}", hint=error.hint
+            ) from error
+        except SpecError as error:
+            raise ShapesError(f"{path}: {where}: {error.message}", hint=error.hint) from error

@@ -1,0 +1,84 @@
+"""The worker's side of a warm: one spec in, one outcome out. Importing this module imports
+TileLang.
+
+The fork server imports it once; workers are forked from there, before any of them has touched CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+import tilelang  # noqa: F401 -- imported once, for all workers
+
+from tlcache.errors import EnvironmentFault, TlcacheError
+from tlcache.spec import KernelSpec
+from tlcache.store import locks, record
+from tlcache.warm import compiling
+from tlcache.warm.outcome import Outcome
+
+__all__ = ["serve"]
+
+
+def serve(connection: Connection, root: str, quiet: bool) -> None:
+    """Compile what comes down the pipe until it closes.
+
+    Args:
+        connection: Specs as JSON in, `Outcome`s back.
+        root: The cache root.
+        quiet: Throw away what TileLang and the compilers print.
+    """
+    os.setsid()  # so that the compilers of a worker that hangs can be killed with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ["TILELANG_CACHE_DIR"] = root
+    os.environ["TILELANG_PRINT_ON_COMPILATION"] = "0"
+    if quiet:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+    else:
+        os.dup2(2, 1)
+    while True:
+        try:
+            data: dict[str, Any] = connection.recv()
+        except (EOFError, OSError):
+            return
+        outcome = _outcome(KernelSpec.from_json(data), root)
+        try:
+            connection.send(outcome)
+        except OSError:
+            return
+
+
+def _outcome(spec: KernelSpec, root: str) -> Outcome:
+    try:
+        key = spec.action_key()
+        with locks.compiling(root, key):
+            found = record.read(root, key)
+            if found is not None and record.sound_library(root, found) is not None:
+                # Another process compiled it since this one was asked to.
+                return Outcome("present", saved_seconds=found.compile_seconds)
+            built = compiling.build(spec, root)
+    except TlcacheError as error:
+        return Outcome(
+            "failed",
+            error=error.message,
+            hint=error.hint,
+            fault=isinstance(error, EnvironmentFault),
+        )
+    except Exception as error:
+        return Outcome("failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
+    if built.fault is not None:
+        return Outcome("failed", error=built.fault.message, hint=built.fault.hint, fault=True)
+    if built.record is None:
+        return Outcome("unrecorded", seconds=built.seconds)
+    entry = os.path.join(root, built.record.entry)
+    return Outcome(
+        "compiled",
+        seconds=built.seconds,
+        saved_seconds=built.seconds,
+        bytes=sum(item.stat().st_size for item in os.scandir(entry)),
+    )

@@ -1,0 +1,113 @@
+"""What the tests share: an empty cache root, and the real commands in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TLCACHE = [sys.executable, "-c", "from tlcache.cli import main; main()"]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a process left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache root, in force for this process and those that it starts."""
+    root = tmp_path / "cache"
+    for name in [name for name in os.environ if name.startswith(("TLCACHE_", "TILELANG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(root))
+    return root
+
+
+@pytest.fixture
+def run(cache_root: Path, tmp_path: Path) -> Callable[..., Ran]:
+    """Run a command in a process of its own, in an empty directory."""
+
+    def run(
+        command: list[str], *, env: dict[str, str] | None = None, timeout: float = 300, **kwargs: Any
+    ) -> Ran:
+        kwargs.setdefault("cwd", tmp_path)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(env or {})},
+            check=False,
+            **kwargs,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def tlcache(run: Callable[..., Ran]) -> Callable[..., Ran]:
+    """Run `tlcache` with arguments."""
+    return lambda *args, **kwargs: run([*TLCACHE, *map(str, args)], **kwargs)
+
+
+@pytest.fixture
+def python(run: Callable[..., Ran]) -> Callable[..., Ran]:
+    """Run Python source in a fresh process."""
+    return lambda source, *args, **kwargs: run([sys.executable, "-c", source, *args], **kwargs)
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> Callable[..., Path]:
+    """Write a shapes.json of workloads (or of any document), and return its path."""
+
+    def write(*workloads: dict[str, Any], document: Any = None, **fields: Any) -> Path:
+        path = tmp_path / "shapes.json"
+        path.write_text(
+            json.dumps(document or {"version": 1, "workloads": list(workloads), **fields})
+        )
+        return path
+
+    return write
+
+
+def _has_nvcc() -> bool:
+    return shutil.which("nvcc") is not None or os.path.exists("/usr/local/cuda/bin/nvcc")
+
+
+def _has_gpu() -> bool:
+    try:
+        import ctypes
+
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu, nvcc = _has_gpu(), _has_nvcc()
+    for item in items:
+        if "gpu" in item.keywords and not gpu:
+            item.add_marker(pytest.mark.skip(reason="no GPU here"))
+        if "nvcc" in item.keywords and not nvcc:
+            item.add_marker(pytest.mark.skip(reason="no nvcc here"))

@@ -45,7 +45,11 @@ def run(cache_root: Path, tmp_path: Path) -> Callable[..., Ran]:
     """Run a command in a process of its own, in an empty directory."""
 
     def run(
-        command: list[str], *, env: dict[str, str] | None = None, timeout: float = 300, **kwargs: Any
+        command: list[str],
+        *,
+        env: dict[str, str] | None = None,
+        timeout: float = 300,
+        **kwargs: Any,
     ) -> Ran:
         kwargs.setdefault("cwd", tmp_path)
         done = subprocess.run(
@@ -101,7 +105,9 @@ def _has_gpu() -> bool:
     except OSError:
         return False
     count = ctypes.c_int()
-    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return (
+        cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

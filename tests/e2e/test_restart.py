@@ -20,9 +20,9 @@ for name, bound in bounds.items():
         assert off <= bound, (name, rows, n, off)
 counters = runtime.counters()
 print("RESULT " + json.dumps({
-    "tilelang": any(m == "tilelang" or m.startswith("tilelang.") or m == "tvm" for m in sys.modules),
-    "compiled": counters.compiled, "restored": counters.restored, "disk": counters.disk,
-    "failed": counters.failed,
+    "tilelang": any(m == "tilelang" or m.startswith("tilelang.") or m == "tvm" for m in
+    sys.modules), "compiled": counters.compiled, "restored": counters.restored, "disk":
+    counters.disk, "failed": counters.failed,
 }))
 """
 

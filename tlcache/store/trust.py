@@ -44,20 +44,17 @@ class Trust:
         if self._level == "any":
             return
         path = os.path.realpath(path)
-        self._check(path, os.stat(path), ancestor=False)
-        inside = True
+        self._check(path, os.stat(path))
         parent = os.path.dirname(path)
         while parent not in self._known:
-            self._check(parent, os.stat(parent), ancestor=not inside)
+            self._check(parent, os.stat(parent))
             self._known.add(parent)
-            inside = inside and parent != self._root
-            if parent == os.path.dirname(parent):
-                break
-            parent = os.path.dirname(parent)
+            parent = os.path.dirname(parent)  # that of "/" is "/", which is known by then
 
-    def _check(self, path: str, status: os.stat_result, *, ancestor: bool) -> None:
+    def _check(self, path: str, status: os.stat_result) -> None:
         mode = status.st_mode
-        if ancestor and mode & stat.S_ISVTX and status.st_uid in self._owners:
+        inside = path == self._root or path.startswith(self._root + os.sep)
+        if not inside and mode & stat.S_ISVTX and status.st_uid in self._owners:
             return  # a sticky directory such as /tmp: others cannot replace what is ours in it
         if status.st_uid not in self._owners:
             raise self._refusal(path, f"belongs to uid {status.st_uid}")

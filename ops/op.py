@@ -82,12 +82,10 @@ def _parsed(key: str) -> tuple[str, dict[str, Value]]:
             f"{key!r} is not an instance key, like rms_norm(N=4096,eps=1e-05,dtype=bfloat16)"
         )
     values: dict[str, Value] = {}
-    for field in filter(None, match["fields"].split(",")):
+    for field in match["fields"].split(",") if match["fields"] else ():
         name, equals, text = field.partition("=")
         if not name or not equals or not text or name in values:
-            raise SpecError(
-                f"{key!r} is not an instance key: {field!r} is not a field, or not the first"
-            )
+            raise SpecError(f"{key!r} is not an instance key: {field!r} is no field, or a repeat")
         if name == "schedule":
             pairs = (part.partition(":") for part in text.split("+"))
             values[name] = {left: _value(right) for left, _, right in pairs}
@@ -138,8 +136,21 @@ class OpState:
         self.values = values
         self.kernels: dict[tuple[int, int], Any] = {}
         self._bind = definition.bind
-        # Reject impossible values at construction, on no device.
-        self.operator.spec({**values, "M": "dynamic"}, targets.CPU)
+        self._check()
+
+    def _check(self) -> None:
+        """Reject impossible values at construction, on no device; a schedule must fit some
+        device.
+        """
+        fault: SpecError | None = None
+        for target in (targets.CPU, targets.for_capability(9, 0)):
+            try:
+                self.spec("dynamic", target)
+                return
+            except SpecError as error:
+                fault = error
+        assert fault is not None
+        raise fault
 
     def spec(self, rows: int | str, target: Target) -> KernelSpec:
         """The spec of one workload."""

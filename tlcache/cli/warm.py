@@ -18,7 +18,8 @@ from tlcache import targets as target_names
 from tlcache.cli import options, render
 from tlcache.errors import TargetError
 from tlcache.fingerprint import platform_name, tilelang_version
-from tlcache.store import layout, trust
+from tlcache.store import layout
+from tlcache.store.trust import Trust
 from tlcache.targets import CPU, Target
 from tlcache.warm import plan, pool, shapes
 from tlcache.warm.outcome import Outcome, Status
@@ -81,7 +82,7 @@ def command(
     wanted = shapes.expand(document, path, chosen)
     root = layout.cache_root(cache_dir)
     if root.exists():
-        trust.check_root(root)
+        Trust(root).check_root()
     items = plan.make(wanted, root)
     todo = [item for item in items if item.outcome is None]
     if check or dry_run:

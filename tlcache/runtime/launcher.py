@@ -95,9 +95,13 @@ def _load_c(path: str, launch: Launch) -> Callable[..., Any]:
     import torch
 
     library = ctypes.CDLL(path)
-    library.get_last_error.restype = ctypes.c_char_p
+
+    def last_error(otherwise: bytes) -> str:
+        library.get_last_error.restype = ctypes.c_char_p
+        return (library.get_last_error() or otherwise).decode(errors="replace")
+
     if library.init() != 0:
-        raise OSError((library.get_last_error() or b"its init failed").decode())
+        raise OSError(last_error(b"its init failed"))
     function = library[launch.symbol]
     function.restype = ctypes.c_int
     function.argtypes = [ctypes.c_void_p] * len(launch.params) + [
@@ -120,7 +124,7 @@ def _load_c(path: str, launch: Launch) -> Callable[..., Any]:
             tensors[index] = empty(shape, dtype=dtypes[index])
         dimensions = [sizes[dim.name] for dim in launch.dynamic]
         if function(*[tensor.data_ptr() for tensor in tensors], *dimensions) != 0:
-            raise RuntimeError((library.get_last_error() or b"the kernel failed").decode())
+            raise RuntimeError(last_error(b"the kernel failed"))
         outputs = [tensors[index] for index in launch.outputs]
         return outputs[0] if len(outputs) == 1 else outputs or None
 

@@ -39,7 +39,7 @@ class Resolver:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = os.fspath(root)
+        self.root = os.path.abspath(root)
         self.counters = Counters()
         self.frozen = False
         self._memory: dict[KernelSpec, Launcher] = {}
@@ -122,7 +122,7 @@ class Resolver:
             if not os.path.isdir(self.root):
                 return None
             trust = Trust(self.root)
-            trust.check(self.root)
+            trust.check_root()
             self._trust = trust
         found = record.read(self.root, key, self._trust)
         if found is None:
@@ -171,8 +171,8 @@ class Resolver:
         none.
         """
         if built.record is not None:
-            self._trust = self._trust or Trust(self.root)
-            path = record.sound_library(self.root, built.record, self._trust)
+            trust = self._trust or Trust(self.root)
+            path = record.sound_library(self.root, built.record, trust)
             if path is not None:
                 return Launcher(spec, built.origin, load(path, built.record.launch))
         return Launcher(spec, built.origin, built.kernel.torch_function)
@@ -207,7 +207,7 @@ _resolvers_lock = threading.Lock()
 
 def current() -> Resolver:
     """The resolver of the cache root that is in force now."""
-    root = os.fspath(layout.cache_root())
+    root = layout.default_root()
     found = _resolvers.get(root)
     if found is None:
         with _resolvers_lock:

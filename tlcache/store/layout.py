@@ -20,7 +20,15 @@ from pathlib import Path
 
 from tlcache.errors import CacheRootError
 
-__all__ = ["EntryPlace", "cache_root", "entries", "lock_path", "make_skeleton", "namespace"]
+__all__ = [
+    "EntryPlace",
+    "cache_root",
+    "default_root",
+    "entries",
+    "lock_path",
+    "make_skeleton",
+    "namespace",
+]
 __all__ += ["record_path", "records", "unwritable"]
 
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -40,7 +48,14 @@ def cache_root(override: str | os.PathLike[str] | None = None) -> Path:
     """
     if override is not None:
         return Path(override)
-    return Path(os.environ.get("TILELANG_CACHE_DIR") or Path("~/.tilelang/cache").expanduser())
+    return Path(default_root())
+
+
+def default_root() -> str:
+    """The root of the environment. A string: a process asks for it with each kernel that it
+    resolves.
+    """
+    return os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
 
 
 def namespace(version: str, platform: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from pathlib import Path
 
 from tlcache.errors import UntrustedRootError
 
@@ -27,15 +26,16 @@ class Trust:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self._root = os.path.realpath(root)
+        self.root = os.path.abspath(root)
+        self._inside = (self.root + os.sep, os.path.realpath(root) + os.sep)
         self._level = os.environ.get("TLCACHE_TRUST", "").strip().lower()
         self._owners = {0, os.geteuid()}
         self._known: set[str] = set()
         if self._level == "any":
             _log.warning("TLCACHE_TRUST=any: kernels are loaded from %s whoever can write it", root)
 
-    def check(self, path: str | os.PathLike[str]) -> None:
-        """Check a file below the root, and every directory above it.
+    def check(self, path: str) -> None:
+        """Check a file, every directory above it, and whatever links on the way point at.
 
         Raises:
             UntrustedRootError: Somebody else can write it, or owns it.
@@ -43,17 +43,36 @@ class Trust:
         """
         if self._level == "any":
             return
-        path = os.path.realpath(path)
-        self._check(path, os.stat(path))
-        parent = os.path.dirname(path)
-        while parent not in self._known:
-            self._check(parent, os.stat(parent))
-            self._known.add(parent)
-            parent = os.path.dirname(parent)  # that of "/" is "/", which is known by then
+        path = os.path.abspath(path)
+        self._directory(os.path.dirname(path))
+        self._one(path)
 
-    def _check(self, path: str, status: os.stat_result) -> None:
+    def check_root(self) -> None:
+        """Check the root itself, before anything is compiled into it."""
+        if self._level != "any":
+            self._directory(self.root)
+
+    def _directory(self, path: str) -> None:
+        if path in self._known:
+            return
+        parent = os.path.dirname(path)
+        if parent != path:
+            self._directory(parent)
+        self._one(path)
+        self._known.add(path)
+
+    def _one(self, path: str) -> None:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            real = os.path.realpath(path)
+            self._directory(os.path.dirname(real))
+            self._permissions(real, os.stat(real))
+        else:
+            self._permissions(path, status)
+
+    def _permissions(self, path: str, status: os.stat_result) -> None:
         mode = status.st_mode
-        inside = path == self._root or path.startswith(self._root + os.sep)
+        inside = os.path.join(path, "").startswith(self._inside)
         if not inside and mode & stat.S_ISVTX and status.st_uid in self._owners:
             return  # a sticky directory such as /tmp: others cannot replace what is ours in it
         if status.st_uid not in self._owners:
@@ -70,7 +89,7 @@ class Trust:
     def _refusal(self, path: str, reason: str) -> UntrustedRootError:
         group = "can be written by group" in reason
         return UntrustedRootError(
-            f"kernels are not loaded from {self._root}: {path} {reason}, "
+            f"kernels are not loaded from {self.root}: {path} {reason}, "
             "and a kernel is code that runs",
             hint=f"`chmod -R {'g-w' if group else 'go-w'} {path}` if you know what it holds"
             + (", or set TLCACHE_TRUST=group to trust that group" if group else ""),
@@ -88,8 +107,3 @@ def _private(gid: int) -> bool:
     except KeyError:
         return False
     return group.gr_name == user and set(group.gr_mem) <= {user}
-
-
-def check_root(root: Path) -> None:
-    """Refuse a root that others can write, before anything is compiled into it."""
-    Trust(root).check(root)

@@ -18,28 +18,108 @@ import ast
 import functools
 import hashlib
 import importlib.util
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import NamedTuple
 
 from tlcache.errors import FactoryError
 
-__all__ = ["factory_digest"]
+__all__ = ["ALGORITHM", "Closure", "adopt", "closure", "factory_digest", "module_sha256"]
+
+ALGORITHM = 1
+"""Version of the digest; to be raised when the same source gives another one (a test knows)."""
 
 _EXTERNAL = frozenset({"torch", "tilelang", "tvm", "tvm_ffi", "__future__"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _SKIPPED_FIELDS = frozenset({"ctx", "kind", "type_comment", "lineno", "col_offset"})
 
 
-@functools.cache
+class Closure(NamedTuple):
+    """What a factory reaches.
+
+    Attributes:
+        kernel: The factory's import path.
+        digest: The sha256 of its canonical source, as hexadecimal text.
+        sources: Module names to the sha256 of the files that were read.
+        absent: Modules that were looked for and are not there.
+        externals: Top-level packages that count by version, and how each counts.
+    """
+
+    kernel: str
+    digest: str
+    sources: dict[str, str]
+    absent: list[str]
+    externals: dict[str, str]
+
+
+_known: dict[str, Closure] = {}
+
+
 def factory_digest(kernel: str) -> str:
     """The sha256 of everything that the factory `pkg.module:name` reaches, as hexadecimal text.
+
+    Computed once in a process: a running process cannot exchange the source of what it has
+    imported.
 
     Raises:
         FactoryError: There is no such module or name, or its source cannot be read.
     """
+    return closure(kernel).digest
+
+
+def closure(kernel: str) -> Closure:
+    """Everything that the factory `pkg.module:name` reaches; see `factory_digest`."""
+    found = _known.get(kernel)
+    if found is None:
+        try:
+            found = _known[kernel] = _walked(kernel)
+        except RecursionError as error:
+            raise FactoryError(f"the source of {kernel} is nested too deeply to be read") from error
+    return found
+
+
+def adopt(remembered: Closure) -> bool:
+    """Take a closure that was computed earlier, if computing it now would give the same.
+
+    It would if every file that was read has the same bytes, what was absent still is, and the
+    packages that count by version have the same versions.
+    """
+    for name, sha256 in remembered.sources.items():
+        spec = _find(name)
+        if spec is None or not spec.origin or not spec.has_location:
+            return False
+        try:
+            data = Path(spec.origin).read_bytes()
+        except OSError:
+            return False
+        if hashlib.sha256(data).hexdigest() != sha256:
+            return False
+    top = remembered.kernel.partition(".")[0]
+    if any(_find(name) is not None for name in remembered.absent):
+        return False
+    for name, counted in remembered.externals.items():
+        if not _is_external(name, top) or _external(name) != counted:
+            return False
+    _known.setdefault(remembered.kernel, remembered)
+    return True
+
+
+def module_sha256(name: str) -> str | None:
+    """The sha256 of a module's file, or None where there is none."""
+    spec = _find(name)
+    try:
+        if spec is not None and spec.origin and spec.has_location:
+            return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+    except OSError:
+        pass
+    return None
+
+
+def _walked(kernel: str) -> Closure:
     module, separator, name = kernel.partition(":")
     if not separator or not module or not name:
         raise FactoryError(
@@ -56,7 +136,7 @@ def factory_digest(kernel: str) -> str:
     if name not in source.bindings:
         raise FactoryError(f"the module {module!r} ({source.path}) defines no {name!r}")
     walk.reach(source, name)
-    return walk.digest()
+    return walk.closure(kernel)
 
 
 @dataclass
@@ -66,6 +146,7 @@ class _Source:
     name: str
     path: Path
     package: str
+    sha256: str
     bindings: dict[str, list[ast.stmt]] = field(default_factory=dict)
     effects: list[ast.stmt] = field(default_factory=list)
     stars: list[ast.ImportFrom] = field(default_factory=list)
@@ -76,11 +157,18 @@ class _Walk:
         self._top = top
         self._modules: dict[str, _Source | None] = {}
         self._lines: set[str] = set()
+        self._externals: dict[str, str] = {}
         self._done: set[tuple[str, str]] = set()
 
-    def digest(self) -> str:
-        text = "\n".join(sorted(self._lines))
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    def closure(self, kernel: str) -> Closure:
+        text = "\n".join([f"closure {ALGORITHM}", *sorted(self._lines)])
+        return Closure(
+            kernel,
+            hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+            {name: source.sha256 for name, source in self._modules.items() if source},
+            [name for name, source in self._modules.items() if not source],
+            self._externals,
+        )
 
     def module(self, name: str) -> _Source | None:
         if name not in self._modules:
@@ -126,9 +214,12 @@ class _Walk:
             if wanted not in (None, "", bound) and alias.name != "*":
                 continue
             if isinstance(statement, ast.Import):
+                brought = alias.name if alias.asname else bound
+                self._lines.add(f"{source.name}:{bound} is {brought}")
                 self._whole(alias.name)
                 continue
             base = _absolute(source, statement)
+            self._lines.add(f"{source.name}:{bound} is {base}:{alias.name}")
             if alias.name == "*":
                 self._whole(base)
                 continue
@@ -138,12 +229,12 @@ class _Walk:
             elif origin is not None or self._internal(f"{base}.{alias.name}") is not None:
                 self._whole(f"{base}.{alias.name}")
             else:
-                self._lines.add(f"external {_external(base)}:{alias.name}")
+                self._lines.add(f"external {self._external(base)}:{alias.name}")
 
     def _whole(self, name: str) -> None:
         origin = self._internal(name)
         if origin is None:
-            self._lines.add(f"external {_external(name)}")
+            self._lines.add(f"external {self._external(name)}")
             return
         for bound in ["", *origin.bindings]:
             self.reach(origin, bound)
@@ -152,21 +243,38 @@ class _Walk:
 
     def _internal(self, name: str) -> _Source | None:
         """The module as source to follow, or None for one that counts by name and version."""
-        top = name.partition(".")[0]
-        if top in _EXTERNAL or top in sys.stdlib_module_names:
-            return None
-        if top != self._top and (spec := _find(top)) is not None:
-            places = [spec.origin or "", *(spec.submodule_search_locations or ())]
-            if any(part in _INSTALLED for place in places for part in Path(place).parts):
-                return None
-        return self.module(name)
+        return None if _is_external(name, self._top) else self.module(name)
+
+    def _external(self, name: str) -> str:
+        counted = _external(name)
+        if counted != name:
+            self._externals[name] = counted
+        return counted
+
+
+def _is_external(name: str, factory_top: str) -> bool:
+    """Whether a module counts by name and version: the standard library, torch, TileLang, installed
+    packages other than the factory's own.
+    """
+    top = name.partition(".")[0]
+    if top in _EXTERNAL or top in sys.stdlib_module_names:
+        return True
+    if top == factory_top or (spec := _find(top)) is None:
+        return False
+    places = [spec.origin or "", *(spec.submodule_search_locations or ())]
+    return any(part in _INSTALLED for place in places for part in Path(place).parts)
 
 
 def _absolute(source: _Source, statement: ast.ImportFrom) -> str:
     if not statement.level:
         return statement.module or ""
     relative = "." * statement.level + (statement.module or "")
-    return importlib.util.resolve_name(relative, source.package)
+    try:
+        return importlib.util.resolve_name(relative, source.package)
+    except ImportError as error:
+        raise FactoryError(
+            f"{source.path} imports {relative}, which is above its top package: {error}"
+        ) from error
 
 
 @functools.cache
@@ -191,58 +299,101 @@ def _load(name: str) -> _Source | None:
     if spec is None or not spec.origin or not spec.has_location:
         return None
     path = Path(spec.origin)
-    if path.suffix != ".py":
-        # A compiled module is one statement: its bytes.
-        blob = ast.Expr(ast.Name(id=hashlib.sha256(path.read_bytes()).hexdigest(), ctx=ast.Load()))
-        return _Source(name, path, name.rpartition(".")[0], effects=[blob])
+    package = name if spec.submodule_search_locations else name.rpartition(".")[0]
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
+        data = path.read_bytes()
+        source = _Source(name, path, package, hashlib.sha256(data).hexdigest())
+        if path.suffix != ".py":
+            # A compiled module is one statement: its bytes.
+            source.effects.append(ast.Expr(ast.Constant(source.sha256)))
+            return source
+        tree = ast.parse(data, filename=str(path))
     except (OSError, SyntaxError, ValueError) as error:
         raise FactoryError(f"cannot read the source of {name!r} ({path}): {error}") from error
-    package = name if spec.submodule_search_locations else name.rpartition(".")[0]
-    source = _Source(name, path, package)
     for statement in tree.body:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue
         if isinstance(statement, ast.ImportFrom) and any(a.name == "*" for a in statement.names):
             source.stars.append(statement)
             continue
-        bound = set(_bound(statement))
-        for target in bound:
+        for target in set(_bound(statement)):
             source.bindings.setdefault(target, []).append(statement)
-        if not bound:
+        if not isinstance(statement, _DEFINITIONS) and not _is_main_guard(statement):
             source.effects.append(statement)
     return source
 
 
 def _find(name: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return None
+    """Where a module is, without running the packages above it, as `importlib.util.find_spec`
+    would.
+    """
+    found: ModuleSpec | None = None
+    path: Sequence[str] | None = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        if count > 1:
+            if found is None or found.submodule_search_locations is None:
+                return None
+            path = list(found.submodule_search_locations)
+        found = _located(".".join(parts[:count]), path)
+    return found
+
+
+def _located(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        if find is None:
+            continue
+        try:
+            spec = find(name, path)
+        except (ImportError, ValueError, AttributeError, KeyError, OSError):
+            continue
+        if isinstance(spec, ModuleSpec):
+            return spec
+    return None
+
+
+_DEFINITIONS = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Import,
+    ast.ImportFrom,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.AugAssign,
+)
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a module-level statement binds."""
+    """The names that a module-level statement binds, or changes in place (`TABLE[k] = v`)."""
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield statement.name
-    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-        for alias in statement.names:
-            yield alias.asname or alias.name.partition(".")[0]
-    elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        for target in targets:
-            for node in ast.walk(target):
-                if isinstance(node, ast.Name):
-                    yield node.id
-    else:
-        # if, try, with, for: whatever they bind anywhere inside.
-        for child in ast.iter_child_nodes(statement):
-            if isinstance(child, ast.stmt):
-                yield from _bound(child)
-            elif isinstance(child, ast.ExceptHandler):
-                for inner in child.body:
-                    yield from _bound(inner)
+        return
+    places: list[ast.AST] = [statement]
+    if isinstance(statement, ast.Assign):
+        places = list(statement.targets)
+    elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
+        places = [statement.target]
+    whole = isinstance(statement, _DEFINITIONS)
+    for node in itertools.chain.from_iterable(map(ast.walk, places)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                yield alias.asname or alias.name.partition(".")[0]
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and (whole or isinstance(node.ctx, ast.Store)):
+            yield node.id
+
+
+def _is_main_guard(statement: ast.stmt) -> bool:
+    """`if __name__ == "__main__":`, which does not run where a factory is imported."""
+    return (
+        isinstance(statement, ast.If)
+        and isinstance(statement.test, ast.Compare)
+        and isinstance(statement.test.left, ast.Name)
+        and statement.test.left.id == "__name__"
+    )
 
 
 def _canonical(node: ast.AST) -> str:

@@ -18,7 +18,7 @@ from tlcache.errors import CacheRootError, CaptureError, MissError
 from tlcache.runtime.counters import Counters
 from tlcache.runtime.launcher import Launcher, load
 from tlcache.spec import KernelSpec
-from tlcache.store import layout, record
+from tlcache.store import closures, layout, record
 from tlcache.store.trust import Trust
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Resolver:
         self._lock = threading.Lock()
         self._flights: dict[KernelSpec, threading.Lock] = {}
         self._trust: Trust | None = None
+        self._recalled: set[str] = set()
 
     def resolve(self, spec: KernelSpec, on_miss: OnMiss = "compile") -> Launcher:
         """The launcher for a spec.
@@ -93,8 +94,8 @@ class Resolver:
             return found
         with self._flight(spec):
             found = self._remembered(spec)
-            if found is None:
-                found = self._restore(spec, spec.action_key())
+            if found is None and self._readable():
+                found = self._restore(spec)
                 if found is not None:
                     self._keep(found)
             return found
@@ -114,16 +115,25 @@ class Resolver:
         with self._lock:
             return self._flights.setdefault(spec, threading.Lock())
 
-    def _restore(self, spec: KernelSpec, key: str) -> Launcher | None:
+    def _readable(self) -> bool:
+        """Whether records are to be read; checks the root before the first one."""
         if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() in ("1", "true", "yes", "on"):
-            return None
-        start = time.perf_counter()
+            return False
         if self._trust is None:
             if not os.path.isdir(self.root):
-                return None
+                return False
             trust = Trust(self.root)
             trust.check_root()
             self._trust = trust
+        return True
+
+    def _restore(self, spec: KernelSpec) -> Launcher | None:
+        start = time.perf_counter()
+        assert self._trust is not None
+        if spec.kernel not in self._recalled:
+            closures.recall(self.root, spec.kernel, self._trust)
+            self._recalled.add(spec.kernel)
+        key = spec.action_key()
         found = record.read(self.root, key, self._trust)
         if found is None:
             return None
@@ -143,11 +153,10 @@ class Resolver:
     def _compile(self, spec: KernelSpec) -> Launcher:
         from tlcache.store import locks
 
-        key = spec.action_key()
         try:
-            with locks.compiling(self.root, key):
+            with locks.compiling(self.root, spec.action_key()):
                 # Whoever held the lock before us has probably made the record.
-                return self._restore(spec, key) or self._build(spec)
+                return (self._restore(spec) if self._readable() else None) or self._build(spec)
         except CacheRootError as error:
             _log.warning("%s; compiling %s for this process alone", error.message, spec)
             return self._build(spec)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 from tlcache.errors import SpecError
 from tlcache.spec import RECORD_SCHEMA, KernelSpec
-from tlcache.store import layout
+from tlcache.store import files, layout
 from tlcache.store.trust import Trust
 
 __all__ = ["Dynamic", "Launch", "Library", "Param", "Record", "read", "sound_library", "write"]
@@ -252,30 +251,9 @@ def write(root: str | os.PathLike[str], record: Record) -> Path:
     Raises:
         CacheRootError: The root cannot be written, or its disk is full.
     """
-    path = Path(layout.record_path(root, record.action_key))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    text = json.dumps(record.to_json(), indent=1) + "\n"
+    path = layout.record_path(root, record.action_key)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_directory(path.parent)
+        files.write_atomically(path, json.dumps(record.to_json(), indent=1) + "\n")
     except OSError as error:
         raise layout.unwritable(root, error) from error
-    return path
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass  # some file systems cannot; the rename itself is done
-    finally:
-        os.close(descriptor)
+    return Path(path)

@@ -23,7 +23,7 @@ from tlcache.closure import factory_digest
 from tlcache.errors import CacheRootError, CompileError, FactoryError, TlcacheError
 from tlcache.fingerprint import versions
 from tlcache.spec import KernelSpec
-from tlcache.store import layout, record
+from tlcache.store import closures, layout, record
 from tlcache.store.record import Dynamic, Launch, Library, Param, Record
 from tlcache.targets import Target
 from tlcache.warm import toolchain
@@ -88,6 +88,7 @@ def build(spec: KernelSpec, root: str | os.PathLike[str]) -> Built:
         made = _record(spec, kernel, seconds, root)
         if made is not None:
             record.write(root, made)
+            closures.remember(os.fspath(root), spec.kernel)
     except CacheRootError as error:
         _log.warning("%s", error.message)
         return Built(kernel, origin, seconds, None, error)

@@ -14,8 +14,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from tlcache import runtime, targets
 from tlcache.errors import SpecError
@@ -30,8 +29,7 @@ OnMiss = Literal["compile", "error"]
 _DEFAULTS: dict[str, Value] = {"rows": "auto", "on_miss": "compile"}
 
 
-@dataclass(frozen=True)
-class Definition:
+class Definition(NamedTuple):
     """An operator as this package runs it.
 
     Attributes:

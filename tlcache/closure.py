@@ -247,7 +247,7 @@ class _Walk:
 
     def _external(self, name: str) -> str:
         counted = _external(name)
-        if counted != name:
+        if counted != name and _is_external(name, self._top):
             self._externals[name] = counted
         return counted
 

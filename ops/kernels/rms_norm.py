@@ -13,7 +13,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tlcache.operators import Operator, WorkloadError
 from tlcache.spec import KernelSpec, Value
@@ -305,8 +305,7 @@ def _cpu(M: int | str, N: int, eps: float, dtype: str) -> Any:
 # --- bound kernel (layer 3's value) ---
 
 
-@dataclass(frozen=True)
-class RMSNormKernel:
+class RMSNormKernel(NamedTuple):
     """A kernel that is ready to launch.
 
     Attributes:

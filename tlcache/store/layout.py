@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tlcache.errors import CacheRootError
 
@@ -78,8 +78,7 @@ def records(root: Path) -> Iterator[Path]:
     yield from sorted((root / _OWN / "records").glob("[0-9a-f][0-9a-f]/*.json"))
 
 
-@dataclass(frozen=True)
-class EntryPlace:
+class EntryPlace(NamedTuple):
     """Where one kernel entry lies, and what its path alone tells.
 
     Attributes:

@@ -13,22 +13,24 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tlcache.errors import SpecError
 from tlcache.spec import RECORD_SCHEMA, KernelSpec
 from tlcache.store import files, layout
 from tlcache.store.trust import Trust
 
+# The small ones are NamedTuples: to define a frozen dataclass costs a starting process seven times
+# as much.
+
 __all__ = ["Dynamic", "Launch", "Library", "Param", "Record", "read", "sound_library", "write"]
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Param:
+class Param(NamedTuple):
     """One parameter of a kernel, in call order. A dimension is a number, or a dynamic one's
     name.
     """
@@ -38,8 +40,7 @@ class Param:
     shape: tuple[int | str, ...]
 
 
-@dataclass(frozen=True)
-class Dynamic:
+class Dynamic(NamedTuple):
     """A dimension that is known at the call: read from `shape[axis]` of parameter `param`."""
 
     name: str
@@ -48,8 +49,7 @@ class Dynamic:
     axis: int
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """How a library is called.
 
     Attributes:
@@ -68,8 +68,7 @@ class Launch:
     dynamic: tuple[Dynamic, ...]
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """The shared library of an entry."""
 
     name: str
@@ -112,8 +111,12 @@ class Record:
             "action_key": self.action_key,
             "spec": self.spec.to_json(),
             "entry": self.entry,
-            "library": asdict(self.library),
-            "launch": asdict(self.launch),
+            "library": self.library._asdict(),
+            "launch": {
+                **self.launch._asdict(),
+                "params": [param._asdict() for param in self.launch.params],
+                "dynamic": [dim._asdict() for dim in self.launch.dynamic],
+            },
             "versions": dict(self.versions),
             "toolkit": dict(self.toolkit),
             "source_digest": self.source_digest,

@@ -18,17 +18,15 @@ import ast
 import functools
 import hashlib
 import importlib.util
-import itertools
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tlcache import modules
 from tlcache.errors import FactoryError
 
-__all__ = ["ALGORITHM", "Closure", "adopt", "closure", "factory_digest", "module_sha256"]
+__all__ = ["ALGORITHM", "Closure", "adopt", "closure", "factory_digest"]
 
 ALGORITHM = 1
 """Version of the digest; to be raised when the same source gives another one (a test knows)."""
@@ -88,35 +86,16 @@ def adopt(remembered: Closure) -> bool:
     It would if every file that was read has the same bytes, what was absent still is, and the
     packages that count by version have the same versions.
     """
-    for name, sha256 in remembered.sources.items():
-        spec = _find(name)
-        if spec is None or not spec.origin or not spec.has_location:
-            return False
-        try:
-            data = Path(spec.origin).read_bytes()
-        except OSError:
-            return False
-        if hashlib.sha256(data).hexdigest() != sha256:
-            return False
+    if any(modules.sha256(name) != sha256 for name, sha256 in remembered.sources.items()):
+        return False
     top = remembered.kernel.partition(".")[0]
-    if any(_find(name) is not None for name in remembered.absent):
+    if any(modules.find(name) is not None for name in remembered.absent):
         return False
     for name, counted in remembered.externals.items():
         if not _is_external(name, top) or _external(name) != counted:
             return False
     _known.setdefault(remembered.kernel, remembered)
     return True
-
-
-def module_sha256(name: str) -> str | None:
-    """The sha256 of a module's file, or None where there is none."""
-    spec = _find(name)
-    try:
-        if spec is not None and spec.origin and spec.has_location:
-            return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
-    except OSError:
-        pass
-    return None
 
 
 def _walked(kernel: str) -> Closure:
@@ -133,72 +112,86 @@ def _walked(kernel: str) -> Closure:
             f"no module named {module!r}, which the kernel {kernel!r} should be in",
             hint="install it, or run where Python finds it",
         )
-    if name not in source.bindings:
+    if not walk.defines(source, name):
         raise FactoryError(f"the module {module!r} ({source.path}) defines no {name!r}")
     walk.reach(source, name)
     return walk.closure(kernel)
 
 
-@dataclass
-class _Source:
-    """One parsed module: its statements, and which of them bind which name."""
-
-    name: str
-    path: Path
-    package: str
-    sha256: str
-    bindings: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    effects: list[ast.stmt] = field(default_factory=list)
-    stars: list[ast.ImportFrom] = field(default_factory=list)
-
-
 class _Walk:
+    """A walk from a factory over all that it names. Each statement that it comes to counts once."""
+
     def __init__(self, top: str) -> None:
         self._top = top
-        self._modules: dict[str, _Source | None] = {}
-        self._lines: set[str] = set()
+        self._modules: dict[str, modules.Source | None] = {}
+        self._reached: dict[str, set[int]] = {}
+        self._imports: set[str] = set()
         self._externals: dict[str, str] = {}
         self._done: set[tuple[str, str]] = set()
 
     def closure(self, kernel: str) -> Closure:
-        text = "\n".join([f"closure {ALGORITHM}", *sorted(self._lines)])
+        lines = [f"closure {ALGORITHM}", *sorted(self._imports)]
+        for name in sorted(self._reached):
+            source = self._modules[name]
+            assert source is not None
+            lines += _statements(source, self._reached[name])
+        text = "\n".join(lines)
         return Closure(
             kernel,
             hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
             {name: source.sha256 for name, source in self._modules.items() if source},
-            [name for name, source in self._modules.items() if not source],
+            [n for n, source in self._modules.items() if not source and modules.find(n) is None],
             self._externals,
         )
 
-    def module(self, name: str) -> _Source | None:
+    def module(self, name: str) -> modules.Source | None:
         if name not in self._modules:
-            self._modules[name] = _load(name)
+            self._modules[name] = modules.load(name)
         return self._modules[name]
 
-    def reach(self, source: _Source, name: str) -> None:
-        """Add what `name` means in `source`, and all that it reaches in turn."""
+    def defines(
+        self, source: modules.Source, name: str, seen: frozenset[str] = frozenset()
+    ) -> bool:
+        """Whether a module has a name, of its own or by a star import."""
+        if name in source.bindings:
+            return True
+        for star in source.stars:
+            base = _absolute(source, star)
+            origin = self._internal(base) if base not in seen else None
+            if origin is not None and self.defines(origin, name, seen | {source.name}):
+                return True
+        return False
+
+    def reach(self, source: modules.Source, name: str) -> None:
+        """Come to what `name` means in `source`, and to all that it names in turn."""
         if (source.name, name) in self._done:
             return
-        if (source.name, "") not in self._done:
-            self._done.add((source.name, ""))
-            for statement in source.effects:
-                self._add(source, "", statement)
         self._done.add((source.name, name))
-        statements = source.bindings.get(name)
-        if statements is not None:
-            for statement in statements:
-                self._add(source, name, statement)
-            return
-        for star in source.stars:
-            self._import(source, star)
+        self._enter(source)
+        if name in source.bindings:
+            for index in source.bindings[name]:
+                self._come_to(source, index, name)
+        else:
+            for star in source.stars:
+                self._import(source, star)
 
-    def _add(self, source: _Source, name: str, statement: ast.stmt) -> None:
+    def _enter(self, source: modules.Source) -> None:
+        """Come to the statements that work on something else, wherever a module is used at all."""
+        if (source.name, " effects") not in self._done:
+            self._done.add((source.name, " effects"))
+            for index in source.effects:
+                self._come_to(source, index, None)
+
+    def _come_to(self, source: modules.Source, index: int, name: str | None) -> None:
+        statement = source.body[index]
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            # An import counts by what it brings, not by where it stands.
             self._import(source, statement, name)
             return
-        # A module-level import is named by what it brings, not by its text, so that moving an
-        # import changes nothing; everything else is named by its canonical form.
-        self._lines.add(f"{source.name}:{name}={_canonical(statement)}")
+        reached = self._reached.setdefault(source.name, set())
+        if index in reached:
+            return
+        reached.add(index)
         for node in ast.walk(statement):
             if isinstance(node, ast.Name):
                 self.reach(source, node.id)
@@ -206,42 +199,65 @@ class _Walk:
                 self._import(source, node)
 
     def _import(
-        self, source: _Source, statement: ast.Import | ast.ImportFrom, wanted: str | None = None
+        self,
+        source: modules.Source,
+        statement: ast.Import | ast.ImportFrom,
+        wanted: str | None = None,
     ) -> None:
         """Follow an import: the one name `wanted` of it, or every name that it binds."""
         for alias in statement.names:
             bound = alias.asname or alias.name.partition(".")[0]
-            if wanted not in (None, "", bound) and alias.name != "*":
+            if wanted not in (None, bound) and alias.name != "*":
                 continue
             if isinstance(statement, ast.Import):
-                brought = alias.name if alias.asname else bound
-                self._lines.add(f"{source.name}:{bound} is {brought}")
-                self._whole(alias.name)
+                self._import_module(source, alias, bound)
                 continue
             base = _absolute(source, statement)
-            self._lines.add(f"{source.name}:{bound} is {base}:{alias.name}")
+            self._imports.add(f"{source.name}:{bound} is {base}:{alias.name}")
             if alias.name == "*":
                 self._whole(base)
-                continue
-            origin = self._internal(base)
-            if origin is not None and (alias.name in origin.bindings or origin.stars):
-                self.reach(origin, alias.name)
-            elif origin is not None or self._internal(f"{base}.{alias.name}") is not None:
-                self._whole(f"{base}.{alias.name}")
             else:
-                self._lines.add(f"external {self._external(base)}:{alias.name}")
+                self._import_name(source, base, alias.name)
+
+    def _import_module(self, source: modules.Source, alias: ast.alias, bound: str) -> None:
+        self._imports.add(f"{source.name}:{bound} is {alias.name if alias.asname else bound}")
+        parts = alias.name.split(".")
+        # `import a.b` binds a, and makes b an attribute of it; `import a.b as c` binds b alone.
+        first = len(parts) if alias.asname else 1
+        for count in range(first, len(parts) + 1):
+            self._whole(".".join(parts[:count]))
+
+    def _import_name(self, source: modules.Source, base: str, name: str) -> None:
+        origin = self._internal(base)
+        found = False
+        if origin is not None:
+            self._enter(origin)
+            # A package that imports its own submodule binds the submodule, not a name of itself.
+            if origin is not source and self.defines(origin, name):
+                self.reach(origin, name)
+                found = True
+        if not _is_external(base, self._top) and self.module(f"{base}.{name}") is not None:
+            self._whole(f"{base}.{name}")
+            found = True
+        if not found:
+            self._imports.add(f"external {self._external(base)}:{name}")
 
     def _whole(self, name: str) -> None:
+        """Come to everything in a module."""
+        if (name, " whole") in self._done:
+            return
+        self._done.add((name, " whole"))
         origin = self._internal(name)
         if origin is None:
-            self._lines.add(f"external {self._external(name)}")
+            self._imports.add(f"external {self._external(name)}")
             return
-        for bound in ["", *origin.bindings]:
+        self._enter(origin)
+        for bound in origin.bindings:
             self.reach(origin, bound)
         for star in origin.stars:
             self._import(origin, star)
 
-    def _internal(self, name: str) -> _Source | None:
+    def _internal(self, name: str) -> modules.Source | None:
         """The module as source to follow, or None for one that counts by name and version."""
         return None if _is_external(name, self._top) else self.module(name)
 
@@ -252,6 +268,24 @@ class _Walk:
         return counted
 
 
+def _statements(source: modules.Source, reached: set[int]) -> Iterator[str]:
+    """The statements of a module that were come to.
+
+    Their order counts, except that a function or class that is the only one of its name may stand
+    anywhere.
+    """
+    for index in sorted(reached):
+        statement = source.body[index]
+        if isinstance(statement, modules.NAMED) and len(source.bindings[statement.name]) == 1:
+            continue
+        yield f"{source.name}: {_canonical(statement)}"
+    named = [
+        source.body[index] for index in reached if isinstance(source.body[index], modules.NAMED)
+    ]
+    alone = [n for n in named if len(source.bindings[n.name]) == 1]  # type: ignore[attr-defined]
+    yield from sorted(f"{source.name}: {_canonical(statement)}" for statement in alone)
+
+
 def _is_external(name: str, factory_top: str) -> bool:
     """Whether a module counts by name and version: the standard library, torch, TileLang, installed
     packages other than the factory's own.
@@ -259,13 +293,13 @@ def _is_external(name: str, factory_top: str) -> bool:
     top = name.partition(".")[0]
     if top in _EXTERNAL or top in sys.stdlib_module_names:
         return True
-    if top == factory_top or (spec := _find(top)) is None:
+    if top == factory_top or (spec := modules.find(top)) is None:
         return False
     places = [spec.origin or "", *(spec.submodule_search_locations or ())]
     return any(part in _INSTALLED for place in places for part in Path(place).parts)
 
 
-def _absolute(source: _Source, statement: ast.ImportFrom) -> str:
+def _absolute(source: modules.Source, statement: ast.ImportFrom) -> str:
     if not statement.level:
         return statement.module or ""
     relative = "." * statement.level + (statement.module or "")
@@ -292,108 +326,6 @@ def _external(name: str) -> str:
     except metadata.PackageNotFoundError:
         owners = metadata.packages_distributions().get(top, [])
         return f"{name}=={','.join(metadata.version(owner) for owner in sorted(owners))}"
-
-
-def _load(name: str) -> _Source | None:
-    spec = _find(name)
-    if spec is None or not spec.origin or not spec.has_location:
-        return None
-    path = Path(spec.origin)
-    package = name if spec.submodule_search_locations else name.rpartition(".")[0]
-    try:
-        data = path.read_bytes()
-        source = _Source(name, path, package, hashlib.sha256(data).hexdigest())
-        if path.suffix != ".py":
-            # A compiled module is one statement: its bytes.
-            source.effects.append(ast.Expr(ast.Constant(source.sha256)))
-            return source
-        tree = ast.parse(data, filename=str(path))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise FactoryError(f"cannot read the source of {name!r} ({path}): {error}") from error
-    for statement in tree.body:
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue
-        if isinstance(statement, ast.ImportFrom) and any(a.name == "*" for a in statement.names):
-            source.stars.append(statement)
-            continue
-        for target in set(_bound(statement)):
-            source.bindings.setdefault(target, []).append(statement)
-        if not isinstance(statement, _DEFINITIONS) and not _is_main_guard(statement):
-            source.effects.append(statement)
-    return source
-
-
-def _find(name: str) -> ModuleSpec | None:
-    """Where a module is, without running the packages above it, as `importlib.util.find_spec`
-    would.
-    """
-    found: ModuleSpec | None = None
-    path: Sequence[str] | None = None
-    parts = name.split(".")
-    for count in range(1, len(parts) + 1):
-        if count > 1:
-            if found is None or found.submodule_search_locations is None:
-                return None
-            path = list(found.submodule_search_locations)
-        found = _located(".".join(parts[:count]), path)
-    return found
-
-
-def _located(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        if find is None:
-            continue
-        try:
-            spec = find(name, path)
-        except (ImportError, ValueError, AttributeError, KeyError, OSError):
-            continue
-        if isinstance(spec, ModuleSpec):
-            return spec
-    return None
-
-
-_DEFINITIONS = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Import,
-    ast.ImportFrom,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.AugAssign,
-)
-
-
-def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a module-level statement binds, or changes in place (`TABLE[k] = v`)."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield statement.name
-        return
-    places: list[ast.AST] = [statement]
-    if isinstance(statement, ast.Assign):
-        places = list(statement.targets)
-    elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
-        places = [statement.target]
-    whole = isinstance(statement, _DEFINITIONS)
-    for node in itertools.chain.from_iterable(map(ast.walk, places)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            for alias in node.names:
-                yield alias.asname or alias.name.partition(".")[0]
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, ast.Name) and (whole or isinstance(node.ctx, ast.Store)):
-            yield node.id
-
-
-def _is_main_guard(statement: ast.stmt) -> bool:
-    """`if __name__ == "__main__":`, which does not run where a factory is imported."""
-    return (
-        isinstance(statement, ast.If)
-        and isinstance(statement.test, ast.Compare)
-        and isinstance(statement.test.left, ast.Name)
-        and statement.test.left.id == "__name__"
-    )
 
 
 def _canonical(node: ast.AST) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from tlcache.errors import SpecError
@@ -84,13 +84,12 @@ class Operator:
                     f"{self.name} has no field {name!r}; it takes {', '.join(names)}",
                     hint=f"did you mean `{near[0]}`?" if near else None,
                 )
-        try:
-            workload = self.workload(**values)
-        except TypeError:
-            missing = [f.name for f in fields(self.workload) if f.name not in values]
-            raise WorkloadError(
-                missing[0], f"{self.name} needs {missing[0]}; it takes {', '.join(names)}"
-            ) from None
+        for field in fields(self.workload):
+            if field.name not in values and field.default is MISSING:
+                raise WorkloadError(
+                    field.name, f"{self.name} needs {field.name}; it takes {', '.join(names)}"
+                )
+        workload = self.workload(**values)
         if schedule is None:
             schedule = self.schedule(workload, target)
         else:

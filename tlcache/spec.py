@@ -12,12 +12,13 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
-from tlcache.errors import SpecError
-from tlcache.targets import Target
+from tlcache.errors import SpecError, TargetError
+from tlcache.targets import Target, from_name
 
-__all__ = ["RECORD_SCHEMA", "KernelSpec", "Scalar", "Value"]
+__all__ = ["RECORD_SCHEMA", "KernelSpec", "Scalar", "Value", "workload_text"]
 
 RECORD_SCHEMA = 1
 """Version of the record's format; part of every action key, so a new format is a miss, not an
@@ -80,21 +81,17 @@ class KernelSpec:
     ) -> None:
         assign = object.__setattr__
         assign(self, "kernel", kernel)
-        assign(self, "workload", dict(workload))
-        assign(self, "schedule", dict(schedule))
         assign(self, "target", target)
-        assign(self, "pass_configs", dict(pass_configs or {}))
         assign(self, "compile_flags", tuple(compile_flags))
         assign(self, "execution_backend", execution_backend or target.execution_backend)
         try:
+            assign(self, "workload", _frozen(workload))
+            assign(self, "schedule", _frozen(schedule))
+            assign(self, "pass_configs", _frozen(pass_configs or {}))
             text = json.dumps(
-                self.to_json(),
-                sort_keys=True,
-                separators=(",", ":"),
-                allow_nan=False,
-                ensure_ascii=True,
+                self.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise SpecError(
                 f"the spec of {kernel} holds a value that is not JSON: {error}"
             ) from error
@@ -150,10 +147,10 @@ class KernelSpec:
         """The spec as JSON values; `from_json` reads it back."""
         return {
             "kernel": self.kernel,
-            "workload": dict(self.workload),
-            "schedule": dict(self.schedule),
+            "workload": _thawed(self.workload),
+            "schedule": _thawed(self.schedule),
             "target": self.target.name,
-            "pass_configs": dict(self.pass_configs),
+            "pass_configs": _thawed(self.pass_configs),
             "compile_flags": list(self.compile_flags),
             "execution_backend": self.execution_backend,
         }
@@ -183,13 +180,15 @@ class KernelSpec:
                 )
         if unknown := sorted(set(data) - set(fields)):
             raise SpecError(f"a spec has no field {unknown[0]!r}")
+        if not data["execution_backend"]:
+            raise SpecError("a spec's execution_backend is empty")
         if not all(isinstance(flag, str) for flag in data["compile_flags"]):
             raise SpecError(f"a spec's compile_flags are strings, not {data['compile_flags']!r}")
         return cls(
             data["kernel"],
             data["workload"],
             data["schedule"],
-            Target(data["target"]),
+            _canonical_target(data["target"]),
             pass_configs=data["pass_configs"],
             compile_flags=data["compile_flags"],
             execution_backend=data["execution_backend"],
@@ -214,6 +213,30 @@ class KernelSpec:
 
         facts = f"{RECORD_SCHEMA}\n{key_facts()}\n{factory_digest(self.kernel)}\n"
         return hashlib.sha256((facts + self._canonical).encode()).hexdigest()
+
+
+def _frozen(value: Any) -> Any:
+    """A copy of a JSON value that cannot be changed: lists as tuples, so that a factory can hash
+    them.
+    """
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError("a field's name is a text")
+        return MappingProxyType({key: _frozen(item) for key, item in value.items()})
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _thawed(item) for key, item in value.items()}
+    return [_thawed(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _canonical_target(name: str) -> Target:
+    try:
+        return from_name(name)
+    except TargetError as error:
+        raise SpecError(f"a spec's target is canonical: {error.message}") from error
 
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from tlcache.errors import TargetError
 
-__all__ = ["CPU", "Target", "detect", "for_capability", "matches", "note", "parse"]
+__all__ = ["CPU", "Target", "detect", "for_capability", "from_config", "from_name", "matches"]
+__all__ += ["note", "parse"]
 
 _GPU_NAMES: dict[str, tuple[int, int]] = {
     "v100": (7, 0),
@@ -45,9 +46,9 @@ _GPU_NAMES: dict[str, tuple[int, int]] = {
     "rtx5090": (12, 0),
 }
 _SUGGESTED = ["auto", "cpu", "sm80", "sm89", "sm90", "sm100", *_GPU_NAMES]
-_SM = re.compile(r"sm_?(\d{2,3})([af]?)", re.IGNORECASE)
-_CAPABILITY = re.compile(r"(\d{1,2})\.(\d)")
-_ARCH = re.compile(r"sm_\d{2,3}[af]?")
+_SM = re.compile(r"sm_?(\d{2,3})([af]?)", re.ASCII)
+_CAPABILITY = re.compile(r"(\d{1,2})\.(\d)", re.ASCII)
+_ARCH = re.compile(r"sm_\d{2,3}[af]?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def from_config(config: Mapping[str, object]) -> Target:
     kind = config.get("kind")
     if not isinstance(kind, str):
         raise TargetError(
-            f"the target {json.dumps(dict(config))} has no kind",
+            f"the target {dict(config)!r} has no kind",
             hint='write it as {"kind": "cuda", "arch": "sm_90a"}',
         )
     if kind == "c" and len(config) == 1:
@@ -128,9 +129,23 @@ def from_config(config: Mapping[str, object]) -> Target:
         if len(config) == 2:
             return Target(arch)
     try:
-        return Target(json.dumps(dict(config), sort_keys=True, separators=(",", ":")))
-    except (TypeError, ValueError) as error:
+        text = json.dumps(dict(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise TargetError(f"the target {dict(config)!r} is not JSON: {error}") from error
+    return Target(text)
+
+
+def from_name(name: str) -> Target:
+    """The target of a canonical name, as a spec or a record has it.
+
+    Raises:
+        TargetError: The name is not canonical.
+    """
+    if name == CPU.name or _ARCH.fullmatch(name):
+        return Target(name)
+    if name.startswith("{") and parse(name).name == name:
+        return Target(name)
+    raise TargetError(f"{name!r} is not a target's canonical name")
 
 
 def parse(spelling: str | Mapping[str, object]) -> Target:
@@ -151,9 +166,9 @@ def parse(spelling: str | Mapping[str, object]) -> Target:
     if text.startswith("{"):
         try:
             config = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TargetError(
-                f"the target {text!r} looks like JSON, and is not: {error}",
+                f"the target {text[:60]!r} looks like JSON, and is not: {error}",
                 hint='write it as {"kind": "cuda", "arch": "sm_90a"}',
             ) from error
         return from_config(config)
@@ -198,7 +213,9 @@ def matches(pattern: str, target: str) -> bool:
     only itself; a GPU's name or a capability selects its whole family, like `sm90`.
     """
     low = pattern.strip().lower()
-    if low.startswith(("sm_", "{")):
+    if low.startswith("{"):
+        return target == parse(pattern).name
+    if low.startswith("sm_"):
         return target == low
     wanted = parse(low).name
     exact = not wanted.startswith("sm_") or (low.startswith("sm") and low[-1] in "af")

@@ -87,11 +87,11 @@ def default_schedule(workload: RMSNormWorkload, target: Target) -> dict[str, Val
     """
     if not target.is_cuda:
         return {"block_m": 1, "threads": 1}
-    width = padded(workload.N)
+    width = _padded(workload.N)
     return {"block_m": max(1, 512 // width), "threads": 128 if width <= 1024 else 256}
 
 
-def check_schedule(
+def _check_schedule(
     workload: RMSNormWorkload, schedule: Mapping[str, Value], target: Target
 ) -> None:
     """Raise WorkloadError for a schedule that cannot work."""
@@ -102,7 +102,7 @@ def check_schedule(
         )
     block_m, threads = schedule["block_m"], schedule["threads"]
     if not target.is_cuda:
-        if (block_m, threads) != (1, 1):
+        if not (_is_int(block_m) and _is_int(threads) and (block_m, threads) == (1, 1)):
             raise WorkloadError(
                 "schedule",
                 f"block_m={block_m} threads={threads}; the CPU kernel takes 1 and 1 only",
@@ -110,13 +110,13 @@ def check_schedule(
         return
     if not (isinstance(block_m, int) and _is_int(block_m) and 1 <= block_m <= 512):
         raise WorkloadError("schedule.block_m", f"block_m is {block_m!r}; it is from 1 to 512")
-    if threads not in (32, 64, 128, 256, 512, 1024):
+    if not _is_int(threads) or threads not in (32, 64, 128, 256, 512, 1024):
         raise WorkloadError(
             "schedule.threads", f"threads is {threads!r}; a power of two, 32 to 1024"
         )
 
 
-def padded(n: int) -> int:
+def _padded(n: int) -> int:
     """The row's width in registers: the next power of two. The guard is in the kernel, not a
     copy.
     """
@@ -143,7 +143,7 @@ def rms_norm(M: int | str, N: int, eps: float, dtype: str, target: str) -> Any:
     if target == "cpu":
         return _cpu(M, N, eps, dtype)
     config = json.loads(target) if target.startswith("{") else {"kind": "cuda", "arch": target}
-    body = _one_pass if padded(N) <= ONE_PASS else _tiled
+    body = _one_pass if _padded(N) <= ONE_PASS else _tiled
     return body(M, N, eps, dtype, config)
 
 
@@ -155,7 +155,7 @@ def _one_pass(M: int | str, N: int, eps: float, dtype: str, target: Mapping[str,
     @tilelang.jit(out_idx=[2], target=dict(target))
     def rms_norm(block_m: int, threads: int):
         rows = T.dynamic("rows") if M == "dynamic" else M
-        width = padded(N)
+        width = _padded(N)
 
         @T.prim_func
         def rms_norm(
@@ -339,5 +339,5 @@ OPERATOR = Operator(
     kernel="ops.kernels.rms_norm:rms_norm",
     workload=RMSNormWorkload,
     schedule=default_schedule,
-    check_schedule=check_schedule,
+    check_schedule=_check_schedule,
 )

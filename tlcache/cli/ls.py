@@ -13,7 +13,7 @@ from tlcache.cli import options, render
 from tlcache.store import entry, layout
 from tlcache.store.entry import Entry
 
-__all__ = ["as_json", "command"]
+__all__ = ["as_json", "command", "workload"]
 
 _SORTS = {
     "key": lambda one: one.place.key,

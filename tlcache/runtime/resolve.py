@@ -214,7 +214,7 @@ _resolvers: dict[str, Resolver] = {}
 _resolvers_lock = threading.Lock()
 
 
-def current() -> Resolver:
+def _current() -> Resolver:
     """The resolver of the cache root that is in force now."""
     root = layout.default_root()
     found = _resolvers.get(root)
@@ -226,19 +226,19 @@ def current() -> Resolver:
 
 def resolve(spec: KernelSpec, on_miss: OnMiss = "compile") -> Launcher:
     """`Resolver.resolve` on the cache root that is in force."""
-    return current().resolve(spec, on_miss)
+    return _current().resolve(spec, on_miss)
 
 
 def lookup(spec: KernelSpec) -> Launcher | None:
     """`Resolver.lookup` on the cache root that is in force."""
-    return current().lookup(spec)
+    return _current().lookup(spec)
 
 
 def counters() -> Counters:
     """The counters of the resolver in force; they go on counting."""
-    return current().counters
+    return _current().counters
 
 
 def freeze() -> None:
     """From here on, a miss is an error: nothing compiles in this process any more."""
-    current().frozen = True
+    _current().frozen = True

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 
-from tlcache import closure
+from tlcache import closure, modules
 from tlcache.closure import Closure
 from tlcache.store import files, layout
 from tlcache.store.trust import Trust
@@ -57,13 +57,13 @@ def remember(root: str, kernel: str) -> None:
         return
     data = {"algorithm": closure.ALGORITHM, **closure.closure(kernel)._asdict()}
     try:
-        files.write_atomically(path, json.dumps(data, indent=1) + "\n")
+        files.write_atomically(path, json.dumps(data, indent=1).encode() + b"\n")
     except OSError as error:
         raise layout.unwritable(root, error) from error
 
 
 def _path(root: str, kernel: str) -> str | None:
-    source = closure.module_sha256(kernel.partition(":")[0])
+    source = modules.sha256(kernel.partition(":")[0])
     if source is None:
         return None
     name = f"{hashlib.sha256(kernel.encode()).hexdigest()[:16]}-{source[:16]}.json"

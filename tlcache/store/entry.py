@@ -20,7 +20,7 @@ from tlcache.store import layout, record
 from tlcache.store.layout import EntryPlace
 from tlcache.store.record import Record
 
-__all__ = ["Entry", "EntryParam", "scan"]
+__all__ = ["Entry", "EntryParam", "read", "scan"]
 
 _LIBRARIES = {
     "executable.so": "tvm_ffi",
@@ -84,7 +84,7 @@ def scan(root: Path) -> Iterator[Entry]:
             found = record.parse(path.read_bytes(), path)
         except OSError:
             continue
-        if found is not None:
+        if found is not None and found.action_key == path.stem:
             older = filed.get(found.entry)
             if older is None or older.created < found.created:
                 filed[found.entry] = found
@@ -126,8 +126,11 @@ def read(place: EntryPlace, filed: Record | None) -> Entry:
     )
 
 
-def _utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)
+def _utc(seconds: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return None  # a date that no calendar has
 
 
 def _kernel_name(path: Path, files: dict[str, os.stat_result]) -> str | None:
@@ -158,23 +161,35 @@ class _Graph:
     def __init__(self, nodes: list[dict[str, Any]]) -> None:
         self._nodes = nodes
 
-    def params(self, root: int) -> tuple[EntryParam, ...]:
-        return tuple(self._param(index) for index in self._nodes[root]["data"])
+    def _node(self, index: object) -> dict[str, Any]:
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            raise ValueError(f"{index!r} is not the index of a node")
+        return self._nodes[index]
 
-    def _param(self, index: int) -> EntryParam:
-        pairs = self._nodes[index]["data"]
+    def _text(self, index: object) -> str:
+        text = self._node(index)["data"]
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is not a text")
+        return text
+
+    def params(self, root: object) -> tuple[EntryParam, ...]:
+        return tuple(map(self._param, self._node(root)["data"]))
+
+    def _param(self, index: object) -> EntryParam:
+        pairs = self._node(index)["data"]
         fields = {
-            self._nodes[key]["data"]: value
-            for key, value in zip(pairs[::2], pairs[1::2], strict=True)
+            self._text(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)
         }
-        shape = tuple(self._dimension(d) for d in self._nodes[fields["shape"]]["data"])
-        return EntryParam(str(self._nodes[fields["dtype"]]["data"]), shape)
+        shape = tuple(map(self._dimension, self._node(fields["shape"])["data"]))
+        return EntryParam(self._text(fields["dtype"]), shape)
 
-    def _dimension(self, index: int) -> int | str | None:
-        node = self._nodes[index]
-        if node["type"] == "int":
-            return int(node["data"])
+    def _dimension(self, index: object) -> int | str | None:
+        node = self._node(index)
         data = node.get("data")
-        if isinstance(data, dict) and isinstance(data.get("name"), int):
-            return str(self._nodes[data["name"]]["data"])
+        if node["type"] == "int":
+            if isinstance(data, bool) or not isinstance(data, int) or data < 0:
+                raise ValueError(f"{data!r} is not a dimension")
+            return data
+        if isinstance(data, dict) and "name" in data:
+            return self._text(data["name"])
         return None

@@ -8,7 +8,7 @@ import secrets
 __all__ = ["write_atomically"]
 
 
-def write_atomically(path: str, text: str) -> None:
+def write_atomically(path: str, data: bytes) -> None:
     """Write a file: a temporary one beside it, fsync, rename. A kill leaves the old state or the
     new.
 
@@ -19,8 +19,8 @@ def write_atomically(path: str, text: str) -> None:
     os.makedirs(directory, exist_ok=True)
     temporary = os.path.join(directory, f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

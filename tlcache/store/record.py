@@ -25,7 +25,8 @@ from tlcache.store.trust import Trust
 # The small ones are NamedTuples: to define a frozen dataclass costs a starting process seven times
 # as much.
 
-__all__ = ["Dynamic", "Launch", "Library", "Param", "Record", "read", "sound_library", "write"]
+__all__ = ["Dynamic", "Launch", "Library", "Param", "Record", "encode", "parse", "read"]
+__all__ += ["sound_library", "write"]
 
 _log = logging.getLogger(__name__)
 
@@ -131,57 +132,90 @@ class Record:
         Raises:
             ValueError, KeyError, TypeError, SpecError: The data is not a sound record.
         """
-        if data["schema"] != RECORD_SCHEMA:
+        data = _object(data)
+        if data["schema"] != RECORD_SCHEMA or data["schema"] is True:
             raise ValueError(f"schema {data['schema']!r}")
-        entry, library, launch = data["entry"], data["library"], data["launch"]
-        if os.path.isabs(entry) or ".." in entry.split("/") or "\0" in entry:
+        entry = _str(data["entry"])
+        library, launch = _object(data["library"]), _object(data["launch"])
+        if os.path.isabs(entry) or not entry or ".." in entry.split("/"):
             raise ValueError(f"the entry {entry!r} is not below the root")
-        if library["name"] != os.path.basename(library["name"]) or "\0" in library["name"]:
-            raise ValueError(f"the library's name {library['name']!r} is a path")
+        name = _str(library["name"])
+        if name != os.path.basename(name) or name in ("", ".", ".."):
+            raise ValueError(f"the library's name {name!r} is a path")
         params = tuple(
-            Param(_str(p["name"]), _str(p["dtype"]), tuple(_dimension(d) for d in p["shape"]))
-            for p in launch["params"]
+            Param(_str(p["name"]), _str(p["dtype"]), tuple(map(_dimension, _list(p["shape"]))))
+            for p in map(_object, _list(launch["params"]))
         )
-        outputs = tuple(_index(i, len(params)) for i in launch["outputs"])
         dynamic = tuple(
             Dynamic(
-                _str(d["name"]), _str(d["dtype"]), _index(d["param"], len(params)), int(d["axis"])
+                _str(d["name"]), _str(d["dtype"]), _index(d["param"], params), _count(d["axis"])
             )
-            for d in launch["dynamic"]
+            for d in map(_object, _list(launch["dynamic"]))
         )
         for dim in dynamic:
-            if not 0 <= dim.axis < len(params[dim.param].shape):
-                raise ValueError(f"the dynamic dimension {dim.name!r} has no axis {dim.axis}")
+            shape = params[dim.param].shape
+            if dim.axis >= len(shape) or shape[dim.axis] != dim.name:
+                raise ValueError(f"the dynamic dimension {dim.name!r} is not where it should be")
+        named = {dim for param in params for dim in param.shape if isinstance(dim, str)}
+        if named != {dim.name for dim in dynamic}:
+            raise ValueError("a dynamic dimension is described nowhere, or nobody's")
+        outputs = tuple(_index(i, params) for i in _list(launch["outputs"]))
         return cls(
             action_key=_str(data["action_key"]),
             spec=KernelSpec.from_json(data["spec"]),
-            entry=_str(entry),
-            library=Library(_str(library["name"]), int(library["size"]), _str(library["sha256"])),
+            entry=entry,
+            library=Library(name, _count(library["size"]), _str(library["sha256"])),
             launch=Launch(_str(launch["abi"]), _str(launch["symbol"]), params, outputs, dynamic),
-            versions=dict(data["versions"]),
-            toolkit=dict(data["toolkit"]),
+            versions={key: _str(value) for key, value in _object(data["versions"]).items()},
+            toolkit={
+                key: None if value is None else _str(value)
+                for key, value in _object(data["toolkit"]).items()
+            },
             source_digest=_str(data["source_digest"]),
-            compile_seconds=float(data["compile_seconds"]),
+            compile_seconds=_seconds(data["compile_seconds"]),
             created=_str(data["created"]),
         )
 
 
 def _str(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError(f"{value!r} is not a text")
+    value.encode()  # a lone surrogate is no text either
     return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
+    return value
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is not an object")
+    return value
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        raise ValueError(f"{value!r} is not a duration")
+    return float(value)
 
 
 def _dimension(value: object) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise TypeError(f"{value!r} is not a dimension")
-    return value
+    return _str(value) if isinstance(value, str) else _count(value)
 
 
-def _index(value: object, length: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < length:
+def _index(value: object, params: tuple[Param, ...]) -> int:
+    if _count(value) >= len(params):
         raise ValueError(f"{value!r} is not the index of a parameter")
-    return value
+    return _count(value)
 
 
 def read(
@@ -209,11 +243,27 @@ def read(
     return record
 
 
-def parse(text: bytes, path: str | os.PathLike[str]) -> Record | None:
+_MARK = b',\n "checksum": "'
+
+
+def encode(data: Mapping[str, Any]) -> bytes:
+    """The bytes of a record's file: JSON whose last field is the sha256 of what stands before it.
+
+    Without it a flipped bit in a shape would go unseen, and a kernel would write past its output.
+    """
+    text = json.dumps(dict(data), indent=1).encode()
+    body = text.removesuffix(b"\n}")
+    return body + _MARK + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n'
+
+
+def parse(data: bytes, path: str | os.PathLike[str]) -> Record | None:
     """The record in a file's bytes, or None (and a warning) where they are not a sound record."""
+    body, mark, end = data.rpartition(_MARK)
     try:
-        return Record.from_json(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError, SpecError, RecursionError) as error:
+        if not mark or end != hashlib.sha256(body).hexdigest().encode() + b'"\n}\n':
+            raise ValueError("it fails its own checksum")
+        return Record.from_json(json.loads(body + b"\n}"))
+    except (ValueError, KeyError, TypeError, SpecError, RecursionError) as error:
         _log.warning(
             "the record %s is damaged (%s: %s); ignored", path, type(error).__name__, error
         )
@@ -256,7 +306,7 @@ def write(root: str | os.PathLike[str], record: Record) -> Path:
     """
     path = layout.record_path(root, record.action_key)
     try:
-        files.write_atomically(path, json.dumps(record.to_json(), indent=1) + "\n")
+        files.write_atomically(path, encode(record.to_json()))
     except OSError as error:
         raise layout.unwritable(root, error) from error
     return Path(path)

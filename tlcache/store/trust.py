@@ -7,6 +7,7 @@ makes them; `any` admits everything and is logged.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -61,14 +62,21 @@ class Trust:
         self._one(path)
         self._known.add(path)
 
-    def _one(self, path: str) -> None:
+    def _one(self, path: str, links: int = 40) -> None:
         status = os.lstat(path)
-        if stat.S_ISLNK(status.st_mode):
-            real = os.path.realpath(path)
-            self._directory(os.path.dirname(real))
-            self._permissions(real, os.stat(real))
-        else:
+        if not stat.S_ISLNK(status.st_mode):
             self._permissions(path, status)
+            return
+        if status.st_uid not in self._owners:
+            raise self._refusal(path, f"is a link of uid {status.st_uid}")
+        if links == 0:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        # Link by link: each may lead through a directory that others can write.
+        place = os.path.realpath(os.path.dirname(path))
+        following = os.path.normpath(os.path.join(place, os.readlink(path)))
+        if os.path.dirname(following) != following:
+            self._directory(os.path.dirname(following))
+        self._one(following, links - 1)
 
     def _permissions(self, path: str, status: os.stat_result) -> None:
         mode = status.st_mode

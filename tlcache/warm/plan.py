@@ -14,7 +14,7 @@ from tlcache.warm import toolchain
 from tlcache.warm.outcome import Outcome
 from tlcache.warm.shapes import Wanted
 
-__all__ = ["Item", "make"]
+__all__ = ["Item", "make", "without_toolchain"]
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -35,7 +36,8 @@ from tlcache.operators import WorkloadError
 from tlcache.spec import KernelSpec
 from tlcache.targets import Target, parse
 
-__all__ = ["Shapes", "Wanted", "expand", "json_schema", "load", "targets"]
+__all__ = ["FactoryWorkload", "OpWorkload", "Range", "Shapes", "Wanted"]
+__all__ += ["expand", "json_schema", "load", "targets"]
 
 MOST = 100_000
 """Kernels that one document may expand to; more is a slip of the pen."""
@@ -67,7 +69,8 @@ class Range(_Model):
             raise ValueError(f"a range with times starts at 1 or more, not at {self.first}")
         return self
 
-    def __len__(self) -> int:
+    def count(self) -> int:
+        """How many values it has; it may be more than fit in a list."""
         if self.times is None:
             return (self.to - self.first) // (self.step or 1) + 1
         return sum(1 for _ in self)
@@ -128,10 +131,16 @@ Workload = Annotated[
 ]
 
 
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("the version is the number 1")
+    return value
+
+
 class Shapes(_Model):
     """A shapes document, version 1."""
 
-    version: Literal[1]
+    version: Annotated[Literal[1], BeforeValidator(_no_bool)]
     targets: list[StrictStr | dict[str, Any]] | None = Field(
         None,
         description="What to compile for, like sm90, cpu or TileLang's dicts; --target wins.",
@@ -192,36 +201,44 @@ def load(path: str | Path) -> Shapes:
 
 def _explained(path: str | Path, document: Any, error: ValidationError) -> ShapesError:
     """The first fault of a document as a sentence with its path."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    place, value, inside = "", document, list(first["loc"])
-    while inside:
-        part = inside[0]
-        if part in ("op", "factory") and len(inside) > 1 and not place.endswith("." + str(part)):
-            # The tag of the union that a workload is, not a field.
-            inside.pop(0)
+    errors = error.errors(include_url=False, include_context=False)
+    place, value = _place(document, errors[0]["loc"])
+    # A value may be any of several things: then each of them says why it is not that one.
+    same = [each for each in errors if _place(document, each["loc"])[0].startswith(place)]
+    told = next((each for each in same if each["type"] == "value_error"), None)
+    first = told or errors[0]
+    place, value = _place(document, first["loc"])
+    if first["type"] == "missing" and len(same) == 1:
+        field = str(first["loc"][-1])
+        return ShapesError(f"{path}: {f'{place}.{field}' if place else field} is missing")
+    if first["type"] == "extra_forbidden" and len(same) == 1:
+        return ShapesError(f"{path}: {place} is not a field that a shapes document has there")
+    shown = json.dumps(value, default=str)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    if told is not None:
+        reason = told["msg"].removeprefix("Value error, ")
+    elif len(same) > 1:
+        reason = "it takes a number, a text, a range, or a list of these"
+    else:
+        reason = first["msg"][0].lower() + first["msg"][1:]
+    return ShapesError(f"{path}: {place or 'the document'} is {shown}; {reason}")
+
+
+def _place(document: Any, loc: tuple[int | str, ...]) -> tuple[str, Any]:
+    """Where in the document pydantic's location is, as far as it goes, and the value there.
+
+    Its locations also hold the tags of unions (`op`, `factory`, `int`), which are no fields.
+    """
+    place, value = "", document
+    for depth, part in enumerate(loc):
+        if depth == 2 and loc[0] == "workloads" and part in ("op", "factory"):
             continue
         try:
             value = value[part]
         except (KeyError, IndexError, TypeError):
             break
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-        inside.pop(0)
-    if first["type"] == "missing":
-        field = str(first["loc"][-1])
-        return ShapesError(f"{path}: {f'{place}.{field}' if place else field} is missing")
-    if first["type"] == "extra_forbidden":
-        return ShapesError(f"{path}: {place} is not a field that a shapes document has there")
-    shown = json.dumps(value, default=str)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    if first["type"] == "value_error":
-        reason = first["msg"].removeprefix("Value error, ")
-    elif (
-        sum(1 for e in error.errors() if e["loc"][: len(first["loc"]) - 1] == first["loc"][:-1]) > 1
-    ):
-        reason = "it takes a number, a text, a range, or a list of these"
-    else:
-        reason = first["msg"][0].lower() + first["msg"][1:]
-    return ShapesError(f"{path}: {place or 'the document'} is {shown}; {reason}")
+    return place, value
 
 
 # --- expanding ---
@@ -281,7 +298,7 @@ def _fields(workload: OpWorkload | FactoryWorkload) -> Mapping[str, Values]:
 
 def _length(values: Values) -> int:
     items = values if isinstance(values, list) else [values]
-    return sum(len(item) if isinstance(item, Range) else 1 for item in items)
+    return sum(item.count() if isinstance(item, Range) else 1 for item in items)
 
 
 def _listed(values: Values) -> list[Scalar]:
@@ -301,7 +318,8 @@ def _expanded(
     fields = _fields(workload)
     for name, values in fields.items():
         if not _length(values):
-            raise ShapesError(f"{path}: {where}.{name} is an empty list; it asks for nothing")
+            args = ".args" if isinstance(workload, FactoryWorkload) else ""
+            raise ShapesError(f"{path}: {where}{args}.{name} is an empty list; it asks for nothing")
     try:
         operator = operators.get(workload.op) if isinstance(workload, OpWorkload) else None
     except SpecError as error:

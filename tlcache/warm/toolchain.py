@@ -13,7 +13,7 @@ from pathlib import Path
 from tlcache.errors import ToolchainError
 from tlcache.targets import Target
 
-__all__ = ["missing", "nvcc", "provenance"]
+__all__ = ["host_compiler", "missing", "nvcc", "provenance"]
 
 
 @functools.cache

@@ -1,0 +1,202 @@
+"""Operators: what they are called with, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tlcache import operators
+from tlcache.errors import SpecError
+from tlcache.operators import WorkloadError
+from tlcache.spec import KernelSpec
+from tlcache.targets import CPU, Target
+
+SM90 = Target("sm_90a")
+WORKLOAD = {"M": 128, "N": 4096, "eps": 1e-5, "dtype": "bfloat16"}
+
+
+@pytest.fixture(scope="module")
+def rms_norm():
+    return operators.get("rms_norm")
+
+
+def test_the_entry_points_of_installed_packages_bring_rms_norm(rms_norm):
+    assert operators.installed()["rms_norm"] is rms_norm
+    assert (rms_norm.name, rms_norm.kernel) == ("rms_norm", "ops.kernels.rms_norm:rms_norm")
+
+
+def test_finding_the_operators_imports_neither_torch_nor_tilelang(python):
+    done = python(
+        "import sys; from tlcache import operators; operators.installed()\n"
+        "print(sorted({'torch', 'tilelang', 'tvm', 'tvm_ffi', 'numpy'} & set(sys.modules)))"
+    )
+    assert (done.code, done.out) == (0, "[]\n"), done.err
+
+
+def test_an_unknown_operator_gets_a_suggestion_and_the_list():
+    with pytest.raises(SpecError, match="unknown operator 'rmsnorm'") as caught:
+        operators.get("rmsnorm")
+    assert "did you mean `rms_norm`?" in caught.value.hint
+    assert "installed: " in caught.value.hint
+    with pytest.raises(SpecError, match="unknown operator 'zzz'") as caught:
+        operators.get("zzz")
+    assert "did you mean" not in caught.value.hint
+
+
+def test_an_operators_spec_names_its_kernel_workload_schedule_and_target(rms_norm):
+    assert rms_norm.spec(WORKLOAD, SM90) == KernelSpec(
+        "ops.kernels.rms_norm:rms_norm", WORKLOAD, {"block_m": 1, "threads": 256}, SM90
+    )
+
+
+def test_fields_with_a_default_may_be_left_out(rms_norm):
+    made = rms_norm.spec({"M": "dynamic", "N": 64}, CPU)
+    assert made.workload == {"M": "dynamic", "N": 64, "eps": 1e-6, "dtype": "bfloat16"}
+    assert made.schedule == {"block_m": 1, "threads": 1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("bf16", "bfloat16"), ("half", "float16"), ("fp16", "float16")]
+)
+def test_a_dtypes_short_name_gives_the_same_spec(rms_norm, dtype, name):
+    assert rms_norm.spec({**WORKLOAD, "dtype": dtype}, SM90) == rms_norm.spec(
+        {**WORKLOAD, "dtype": name}, SM90
+    )
+
+
+def test_an_integral_eps_gives_the_same_spec_as_its_float(rms_norm):
+    assert rms_norm.spec({**WORKLOAD, "eps": 0}, SM90) == rms_norm.spec(
+        {**WORKLOAD, "eps": 0.0}, SM90
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("epsilon", "did you mean `eps`?"), ("type", "did you mean `dtype`?"), ("quux", None)],
+)
+def test_an_unknown_field_is_named_and_gets_a_suggestion(rms_norm, name, hint):
+    with pytest.raises(WorkloadError, match=f"rms_norm has no field '{name}'") as caught:
+        rms_norm.spec({**WORKLOAD, name: 1}, SM90)
+    assert (caught.value.field, caught.value.hint) == (name, hint)
+    assert "it takes M, N, eps, dtype" in caught.value.message
+
+
+@pytest.mark.parametrize("missing", ["M", "N"])
+def test_a_missing_field_is_named(rms_norm, missing):
+    values = {name: value for name, value in WORKLOAD.items() if name != missing}
+    with pytest.raises(WorkloadError, match=f"rms_norm needs {missing}; it takes M, N") as caught:
+        rms_norm.spec(values, SM90)
+    assert caught.value.field == missing
+
+
+def test_a_type_error_of_the_workload_itself_is_not_taken_for_a_missing_field(rms_norm):
+    @dataclass(frozen=True)
+    class Clumsy:
+        M: int
+        scale: float = 1.0
+
+        def __post_init__(self):
+            if self.M % 2:  # a TypeError of its own for a text
+                raise WorkloadError("M", f"M is {self.M}; it is even")
+
+    clumsy = replace(rms_norm, name="clumsy", workload=Clumsy)
+    for values in ({"M": None}, {"M": None, "scale": 2.0}):
+        with pytest.raises((TypeError, SpecError)) as caught:
+            clumsy.spec(values, SM90)
+        assert "needs" not in str(caught.value)
+        assert "NoneType" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("M", value) for value in (0, -1, 2**31, 1.0, True, None, "many", "128", [128])),
+        *(("N", value) for value in (0, -4096, 65537, 4096.0, True, None, "4096", "dynamic")),
+        *(("eps", value) for value in (-1e-6, float("nan"), float("inf"), "1e-5", None, True, 1j)),
+        *(("dtype", value) for value in ("float64", "int8", "", None, 16, ["float16"])),
+    ],
+)
+def test_an_impossible_value_is_named_with_its_field(rms_norm, field, value):
+    with pytest.raises(WorkloadError) as caught:
+        rms_norm.spec({**WORKLOAD, field: value}, SM90)
+    assert caught.value.field == field
+    assert caught.value.message.startswith(f"{field} is {value!r}; ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("M", 1), ("M", 2**31 - 1), ("N", 1), ("N", 65536), ("eps", 0.0)]
+)
+def test_the_ends_of_what_is_possible_are_possible(rms_norm, field, value):
+    assert rms_norm.spec({**WORKLOAD, field: value}, SM90).workload[field] == value
+
+
+@pytest.mark.parametrize(
+    ("schedule", "field"),
+    [
+        ({}, "schedule"),
+        ({"block_m": 1}, "schedule"),
+        ({"block_m": 1, "threads": 128, "stages": 2}, "schedule"),
+        ({"block_m": 0, "threads": 128}, "schedule.block_m"),
+        ({"block_m": 513, "threads": 128}, "schedule.block_m"),
+        ({"block_m": True, "threads": 128}, "schedule.block_m"),
+        ({"block_m": 1.0, "threads": 128}, "schedule.block_m"),
+        ({"block_m": "1", "threads": 128}, "schedule.block_m"),
+        ({"block_m": 1, "threads": 100}, "schedule.threads"),
+        ({"block_m": 1, "threads": 2048}, "schedule.threads"),
+        ({"block_m": 1, "threads": "128"}, "schedule.threads"),
+        ({"block_m": 1, "threads": None}, "schedule.threads"),
+        ({"block_m": 1, "threads": 128.0}, "schedule.threads"),
+    ],
+    ids=json.dumps,
+)
+def test_an_impossible_schedule_is_named_with_its_field(rms_norm, schedule, field):
+    with pytest.raises(WorkloadError) as caught:
+        rms_norm.spec(WORKLOAD, SM90, schedule)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"block_m": 1, "threads": 128},
+        {"block_m": 2, "threads": 1},
+        {"block_m": 1.0, "threads": 1},
+        {"block_m": 1, "threads": True},
+    ],
+    ids=json.dumps,
+)
+def test_the_cpu_takes_its_one_schedule_only(rms_norm, schedule):
+    assert rms_norm.spec(WORKLOAD, CPU, {"block_m": 1, "threads": 1}) == rms_norm.spec(
+        WORKLOAD, CPU
+    )
+    with pytest.raises(WorkloadError) as caught:
+        rms_norm.spec(WORKLOAD, CPU, schedule)
+    assert caught.value.field.startswith("schedule")
+
+
+def test_the_default_schedule_is_one_that_the_check_admits(rms_norm):
+    for target in (CPU, SM90):
+        for n in (1, 2, 3, 255, 256, 512, 513, 1024, 1025, 4096, 65536):
+            made = rms_norm.spec({"M": 1, "N": n}, target)
+            assert rms_norm.spec({"M": 1, "N": n}, target, made.schedule) == made
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["M", "N", "eps", "dtype"]), VALUES),
+    st.none() | st.dictionaries(st.sampled_from(["block_m", "threads"]), VALUES),
+    st.sampled_from([CPU, SM90]),
+)
+def test_any_values_give_a_spec_or_a_workload_error(values, schedule, target):
+    try:
+        made = operators.get("rms_norm").spec({**WORKLOAD, **values}, target, schedule)
+    except WorkloadError:
+        return
+    assert KernelSpec.from_json(made.to_json()) == made

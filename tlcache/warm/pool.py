@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -86,9 +87,9 @@ def run(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tlcache.warm.worker"])
     waiting = deque(range(len(specs)))
-    with _workers() as workers:
+    with tempfile.TemporaryDirectory(prefix="tlcache-warm-") as scratch, _workers() as workers:
         for _ in range(min(jobs, len(specs))):
-            workers.append(_start(context, root, quiet))
+            workers.append(_start(context, root, scratch, quiet))
         while waiting or any(worker.task is not None for worker in workers):
             for worker in workers:
                 if worker.task is None and waiting:
@@ -102,7 +103,7 @@ def run(
                     _kill(worker)
                     workers.remove(worker)
                     if waiting:
-                        workers.append(_start(context, root, quiet))
+                        workers.append(_start(context, root, scratch, quiet))
                 if index is not None:
                     yield index, outcome
                     if fail_fast and outcome.status == "failed":
@@ -119,18 +120,18 @@ def _workers() -> Iterator[list[_Worker]]:
             _kill(worker)
 
 
-def _start(context: ForkServerContext, root: str, quiet: bool) -> _Worker:
+def _start(context: ForkServerContext, root: str, scratch: str, quiet: bool) -> _Worker:
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, root, quiet), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, root, scratch, quiet), daemon=True)
     process.start()
     theirs.close()
     return _Worker(process, ours)
 
 
-def _serve(pipe: Any, root: str, quiet: bool) -> None:
+def _serve(pipe: Any, root: str, scratch: str, quiet: bool) -> None:
     from tlcache.warm import worker
 
-    worker.serve(pipe, root, quiet)
+    worker.serve(pipe, root, scratch, quiet)
 
 
 def _send(worker: _Worker, spec: KernelSpec) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,18 +23,21 @@ from tlcache.warm.outcome import Outcome
 __all__ = ["serve"]
 
 
-def serve(connection: Connection, root: str, quiet: bool) -> None:
+def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     """Compile what comes down the pipe until it closes.
 
     Args:
         connection: Specs as JSON in, `Outcome`s back.
         root: The cache root.
+        scratch: A directory for what TileLang and the compilers leave behind; the parent removes
+            it.
         quiet: Throw away what TileLang and the compilers print.
     """
     os.setsid()  # so that the compilers of a worker that hangs can be killed with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TILELANG_CACHE_DIR"] = root
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch
     os.environ["TILELANG_PRINT_ON_COMPILATION"] = "0"
     if quiet:
         null = os.open(os.devnull, os.O_WRONLY)

@@ -287,3 +287,9 @@ def test_a_spec_without_workload_or_schedule_prints_without_gaps():
 )
 def test_a_workload_is_written_for_people(workload, text):
     assert spec(workload=workload).workload_text == text
+
+
+def test_one_compile_flag_may_be_a_text_of_its_own():
+    one = KernelSpec("a.b:c", {}, {}, CPU, compile_flags="-O3")
+    assert one.compile_flags == ("-O3",)
+    assert one == KernelSpec("a.b:c", {}, {}, CPU, compile_flags=["-O3"])

@@ -324,7 +324,9 @@ def _external(name: str) -> str:
     try:
         return f"{name}=={metadata.version(top)}"
     except metadata.PackageNotFoundError:
-        owners = metadata.packages_distributions().get(top, [])
+        owners = metadata.packages_distributions().get(top)
+        if not owners:
+            return name  # absent, or of the standard library of a newer Python
         return f"{name}=={','.join(metadata.version(owner) for owner in sorted(owners))}"
 
 
@@ -339,15 +341,19 @@ def _canonical(node: ast.AST) -> str:
             continue
         if name == "body" and isinstance(value, list) and _has_docstring(value):
             value = value[1:]
+        if isinstance(node, ast.JoinedStr):
+            # Python 3.12 has empty texts around a nested format where the others have none.
+            value = [v for v in value if not (isinstance(v, ast.Constant) and v.value == "")]
         if isinstance(value, list):
             inner = ",".join(
-                _canonical(item) if isinstance(item, ast.AST) else repr(item) for item in value
+                _canonical(item) if isinstance(item, ast.AST) else ascii(item) for item in value
             )
             parts.append(f"{name}=[{inner}]")
         elif isinstance(value, ast.AST):
             parts.append(f"{name}={_canonical(value)}")
         else:
-            parts.append(f"{name}={value!r}")
+            # Which characters `repr` escapes depends on the Unicode version of the Python.
+            parts.append(f"{name}={value!a}")
     return f"{type(node).__name__}({' '.join(parts)})"
 
 

@@ -76,13 +76,14 @@ class KernelSpec:
         target: Target,
         *,
         pass_configs: Mapping[str, Value] | None = None,
-        compile_flags: Iterable[str] = (),
+        compile_flags: str | Iterable[str] = (),
         execution_backend: str | None = None,
     ) -> None:
         assign = object.__setattr__
         assign(self, "kernel", kernel)
         assign(self, "target", target)
-        assign(self, "compile_flags", tuple(compile_flags))
+        flags = (compile_flags,) if isinstance(compile_flags, str) else tuple(compile_flags)
+        assign(self, "compile_flags", flags)
         assign(self, "execution_backend", execution_backend or target.execution_backend)
         try:
             assign(self, "workload", _frozen(workload))

@@ -15,6 +15,7 @@ factory must not depend on it.
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import hashlib
 import importlib.util
@@ -113,7 +114,11 @@ def _walked(kernel: str) -> Closure:
             hint="install it, or run where Python finds it",
         )
     if not walk.defines(source, name):
-        raise FactoryError(f"the module {module!r} ({source.path}) defines no {name!r}")
+        near = difflib.get_close_matches(name, source.bindings, 1)
+        raise FactoryError(
+            f"the module {module!r} ({source.path}) defines no {name!r}",
+            hint=f"did you mean `{module}:{near[0]}`?" if near else None,
+        )
     walk.reach(source, name)
     return walk.closure(kernel)
 

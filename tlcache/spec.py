@@ -114,7 +114,7 @@ class KernelSpec:
         return self._hash
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (KernelSpec.from_json, (json.loads(self._canonical),))
+        return (KernelSpec.from_json, (self.to_json(),))
 
     def __repr__(self) -> str:
         return f"KernelSpec({self})"
@@ -245,10 +245,10 @@ _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 def workload_text(workload: Mapping[str, Value]) -> str:
     """A workload for people, like `M=4096 N=4096 eps=1e-05 bf16`."""
-    return " ".join(
-        _SHORT.get(str(value), str(value)) if key == "dtype" else f"{key}={_text(value)}"
-        for key, value in workload.items()
-    )
+    shown = [f"{key}={_text(value)}" for key, value in workload.items() if key != "dtype"]
+    if "dtype" in workload:
+        shown.append(_SHORT.get(str(workload["dtype"]), str(workload["dtype"])))
+    return " ".join(shown)
 
 
 def _text(value: Value) -> str:

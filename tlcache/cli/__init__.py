@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tlcache import __version__
-from tlcache.errors import TlcacheError
+from tlcache.errors import TlcacheError, UsageError
 
 __all__ = ["cli", "main"]
 
@@ -45,8 +45,10 @@ class _Lazy(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], _COMMANDS, 1)
-            hint = f"\n\nhint: did you mean `tlcache {near[0]}`?" if near else ""
-            ctx.fail(f"no command {args[0]!r}; there are {', '.join(_COMMANDS)}{hint}")
+            raise UsageError(
+                f"no command {args[0]!r}; there are {', '.join(_COMMANDS)}",
+                hint=f"did you mean `tlcache {near[0]}`?" if near else "`tlcache --help`",
+            )
         return super().resolve_command(ctx, args)
 
 
@@ -70,6 +72,9 @@ def main(args: list[str] | None = None) -> None:
         result: Any = cli.main(arguments, prog_name="tlcache", standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(0)
     except click.ClickException as error:
         click.echo(f"error: {error.format_message()}", err=True)
         if isinstance(error, click.UsageError) and error.ctx is not None:
@@ -80,7 +85,8 @@ def main(args: list[str] | None = None) -> None:
             traceback.print_exc()
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.stdout = None
-        sys.exit(0)
+    except SystemExit:
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
+            sys.exit(0)  # who read our output has left, as `head` does; click makes it a 1
+        raise
     sys.exit(result if isinstance(result, int) else 0)

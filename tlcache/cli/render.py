@@ -5,6 +5,7 @@ stderr.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -80,7 +81,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    style = "" if "NO_COLOR" in os.environ else "bold"
+    drawn = Table(box=None, pad_edge=False, header_style=style, padding=(0, 2, 0, 0))
     for name in header:
         drawn.add_column(
             name, justify="right" if name in right else "left", overflow="ellipsis", no_wrap=True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -26,6 +28,12 @@ from tlcache.warm.outcome import Outcome, Status
 from tlcache.warm.plan import Item
 
 __all__ = ["command"]
+
+
+def _print_schema(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(json.dumps(shapes.json_schema(), indent=2))
+        ctx.exit()
 
 
 @click.command("warm")
@@ -56,6 +64,14 @@ __all__ = ["command"]
 )
 @click.option("--verbose", "-v", is_flag=True, help="Show what TileLang and the compilers print.")
 @options.json_output
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON Schema of a shapes document.",
+)
 def command(
     path: str,
     spellings: tuple[str, ...],
@@ -83,17 +99,18 @@ def command(
     root = layout.cache_root(cache_dir)
     if root.exists():
         Trust(root).check_root()
+    again = _command(path, spellings, cache_dir)
     items = plan.make(wanted, root)
     todo = [item for item in items if item.outcome is None]
     if check or dry_run:
         for item in todo:
             item.outcome = Outcome("missing" if check else "planned")
-        return _report(items, root, chosen, json_wanted, path, spellings)
+        return _report(items, root, chosen, json_wanted, again)
     layout.make_skeleton(root, tilelang_version(), platform_name())
     plan.without_toolchain(todo)
     todo = [item for item in todo if item.outcome is None]
     interrupted = _compile(todo, root, jobs, timeout, keep_going, verbose)
-    code = _report(items, root, chosen, json_wanted, path, spellings)
+    code = _report(items, root, chosen, json_wanted, again)
     return 128 + interrupted if interrupted else code
 
 
@@ -116,6 +133,14 @@ def _targets(document: shapes.Shapes, path: str, spellings: tuple[str, ...]) -> 
     except TargetError:
         render.note("No GPU here, and no target in the file or by `--target`: warming for cpu.")
         return [CPU]
+
+
+def _command(path: str, spellings: tuple[str, ...], cache_dir: str | None) -> str:
+    """The command that compiles what is missing, as a shell takes it."""
+    words = ["tlcache", "warm", "--shapes", path]
+    for spelling in spellings:
+        words += ["--target", spelling]
+    return shlex.join([*words, *(["--cache-dir", cache_dir] if cache_dir is not None else [])])
 
 
 def _compile(
@@ -224,8 +249,7 @@ def _report(
     root: Path,
     chosen: list[Target],
     json_wanted: bool,
-    path: str,
-    spellings: tuple[str, ...],
+    again: str,
 ) -> int:
     outcomes = [item.outcome or Outcome("missing") for item in items]
     counts = Counter(outcome.status for outcome in outcomes)
@@ -246,7 +270,7 @@ def _report(
             }
         )
     else:
-        _print_report(items, counts, saved, written, path, spellings)
+        _print_report(items, counts, saved, written, again)
     if any(outcome.fault for outcome in outcomes):
         return 3
     return 1 if counts["failed"] or counts["missing"] else 0
@@ -285,16 +309,15 @@ def _print_report(
     counts: Counter[Status],
     saved: float,
     written: int,
-    path: str,
-    spellings: tuple[str, ...],
+    again: str,
 ) -> None:
     for item in items:
         if item.outcome is not None and item.outcome.status == "failed":
-            render.note(f"failed: {item.wanted.spec}: {_line(item.outcome.error)}")
+            named, told = str(item.wanted.spec), _line(item.outcome.error)
+            render.note(f"failed: {told if told.startswith(named) else f'{named}: {told}'}")
     hints = {item.outcome.hint: None for item in items if item.outcome and item.outcome.hint}
     for hint in hints:
         render.note(f"\nhint: {hint}")
-    again = " ".join([f"tlcache warm --shapes {path}", *(f"--target {name}" for name in spellings)])
     if counts["planned"]:
         for item in items:
             if item.outcome is not None and item.outcome.status == "planned":

@@ -52,7 +52,7 @@ def load(path: str, launch: Launch) -> Callable[..., Any]:
     """
     try:
         return _ABIS[launch.abi](path, launch)
-    except (OSError, RuntimeError, AttributeError) as error:
+    except (OSError, RuntimeError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RuntimeLibraryError(
             f"the compiled kernel {path} cannot be loaded: {error}"
         ) from error

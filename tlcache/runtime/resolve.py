@@ -12,9 +12,10 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
-from tlcache.errors import CacheRootError, CaptureError, MissError
+from tlcache.errors import CacheRootError, CaptureError, MissError, RuntimeLibraryError
 from tlcache.runtime.counters import Counters
 from tlcache.runtime.launcher import Launcher, load
 from tlcache.spec import KernelSpec
@@ -140,10 +141,13 @@ class Resolver:
         if found.spec != spec:
             _log.warning("the record of %s is filed under the key of %s; ignored", found.spec, spec)
             return None
-        path = record.sound_library(self.root, found, self._trust)
+        path = record.sound_library(self.root, found, self._trust, use=True)
         if path is None:
             return None
-        launcher = Launcher(spec, "restored", load(path, found.launch))
+        call = _loaded(path, found)
+        if call is None:
+            return None
+        launcher = Launcher(spec, "restored", call)
         with self._lock:
             self.counters.restored += 1
             self.counters.restore_seconds += time.perf_counter() - start
@@ -159,13 +163,13 @@ class Resolver:
                 return (self._restore(spec) if self._readable() else None) or self._build(spec)
         except CacheRootError as error:
             _log.warning("%s; compiling %s for this process alone", error.message, spec)
-            return self._build(spec)
+            return self._build(spec, keep=False)
 
-    def _build(self, spec: KernelSpec) -> Launcher:
+    def _build(self, spec: KernelSpec, *, keep: bool = True) -> Launcher:
         from tlcache.warm import compiling
 
         start = time.perf_counter()
-        built = compiling.build(spec, self.root)
+        built = compiling.build(spec, self.root, keep=keep)
         launcher = self._launcher(spec, built)
         with self._lock:
             self.counters.compile_seconds += time.perf_counter() - start
@@ -181,9 +185,10 @@ class Resolver:
         """
         if built.record is not None:
             trust = self._trust or Trust(self.root)
-            path = record.sound_library(self.root, built.record, trust)
-            if path is not None:
-                return Launcher(spec, built.origin, load(path, built.record.launch))
+            path = record.sound_library(self.root, built.record, trust, use=True)
+            call = _loaded(path, built.record) if path is not None else None
+            if call is not None:
+                return Launcher(spec, built.origin, call)
         return Launcher(spec, built.origin, built.kernel.torch_function)
 
     def _miss(self, spec: KernelSpec) -> MissError:
@@ -191,6 +196,15 @@ class Resolver:
         return MissError(
             f"{spec} is not in the cache {self.root}, and {why}", hint=_warm_hint(spec)
         )
+
+
+def _loaded(path: str, filed: record.Record) -> Callable[..., Any] | None:
+    """A library's calling form, or None (and a warning) where this host cannot load it."""
+    try:
+        return load(path, filed.launch)
+    except RuntimeLibraryError as error:
+        _log.warning("%s; taken for a miss", error.message)
+        return None
 
 
 def _warm_hint(spec: KernelSpec) -> str:

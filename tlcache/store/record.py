@@ -271,16 +271,26 @@ def parse(data: bytes, path: str | os.PathLike[str]) -> Record | None:
 
 
 def sound_library(
-    root: str | os.PathLike[str], record: Record, trust: Trust | None = None
+    root: str | os.PathLike[str],
+    record: Record,
+    trust: Trust | None = None,
+    *,
+    use: bool = False,
 ) -> str | None:
     """The path of a record's library if it is what the record says, byte for byte, else None.
+
+    Args:
+        root: The cache root.
+        record: The record.
+        trust: Who may have written it; nobody is asked where None.
+        use: The library is about to be loaded, so that reading it may count as its last use.
 
     Raises:
         UntrustedRootError: `trust` is given, and the library's path fails it.
     """
     path = os.path.join(root, record.entry, record.library.name)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=None if use else _unseen) as file:
             if os.fstat(file.fileno()).st_size != record.library.size:
                 _log.warning("the library %s has another size than its record says; ignored", path)
                 return None
@@ -295,6 +305,14 @@ def sound_library(
             _log.warning("the library %s cannot be read: %s", path, error)
         return None
     return path
+
+
+def _unseen(path: str, flags: int) -> int:
+    """Open a file without changing when it was last read, where its owner asks."""
+    try:
+        return os.open(path, flags | os.O_NOATIME)
+    except PermissionError:
+        return os.open(path, flags)
 
 
 def write(root: str | os.PathLike[str], record: Record) -> Path:

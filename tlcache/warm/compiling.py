@@ -13,8 +13,11 @@ import inspect
 import json
 import logging
 import os
+import re
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -53,13 +56,15 @@ class Built:
     fault: CacheRootError | None = None
 
 
-def build(spec: KernelSpec, root: str | os.PathLike[str]) -> Built:
+def build(spec: KernelSpec, root: str | os.PathLike[str], *, keep: bool = True) -> Built:
     """Compile one spec with TileLang, into the root that TILELANG_CACHE_DIR names, and write its
     record.
 
     Args:
         spec: The kernel.
-        root: The cache root; it must be the one that TileLang uses.
+        root: The cache root. A record is written if it is the one that TileLang uses.
+        keep: False compiles for this process alone, past TileLang's cache: TileLang itself cannot
+            compile with a root that it cannot write.
 
     Raises:
         ToolchainError: A compiler is missing.
@@ -70,7 +75,8 @@ def build(spec: KernelSpec, root: str | os.PathLike[str]) -> Built:
         raise fault
     start = time.perf_counter()
     try:
-        kernel = _kernel(spec)
+        with nullcontext() if keep else _uncached():
+            kernel = _kernel(spec)
     except TlcacheError:
         raise
     except Exception as error:
@@ -84,6 +90,8 @@ def build(spec: KernelSpec, root: str | os.PathLike[str]) -> Built:
             hint="let the factory take a `target`, or leave the target of its decorator unset",
         )
     origin = "disk" if kernel.artifact is None else "compiled"
+    if not keep:
+        return Built(kernel, origin, seconds, None)
     try:
         made = _record(spec, kernel, seconds, root)
         if made is not None:
@@ -93,6 +101,24 @@ def build(spec: KernelSpec, root: str | os.PathLike[str]) -> Built:
         _log.warning("%s", error.message)
         return Built(kernel, origin, seconds, None, error)
     return Built(kernel, origin, seconds, made)
+
+
+@contextmanager
+def _uncached() -> Iterator[None]:
+    """TileLang's cache switched off, for the whole process."""
+    from tilelang import env
+
+    with _switching:
+        enabled = env.is_cache_enabled()
+        env.disable_cache()
+        try:
+            yield
+        finally:
+            if enabled:
+                env.enable_cache()
+
+
+_switching = threading.Lock()
 
 
 def _kernel(spec: KernelSpec) -> Any:
@@ -179,6 +205,9 @@ def _record(
     name = _LIBRARIES.get(kernel.execution_backend)
     if launch is None or path is None or name is None:
         return None
+    entry = os.path.relpath(path, root)
+    if entry.startswith(os.pardir):
+        return None  # TileLang compiled into another root than this one
     try:
         with open(os.path.join(path, name), "rb") as file:
             data = file.read()
@@ -188,7 +217,7 @@ def _record(
     return Record(
         action_key=spec.action_key(),
         spec=spec,
-        entry=os.path.relpath(path, root),
+        entry=entry,
         library=Library(name, len(data), hashlib.sha256(data).hexdigest()),
         launch=launch,
         versions=versions(),
@@ -274,9 +303,15 @@ def _launch(kernel: Any) -> Launch | None:
     return Launch(abi, symbol, tuple(params), outputs, tuple(dynamic.values()))
 
 
+_COMPILER_SAYS = re.compile(r"\berror: \S.*")
+
+
 def _reason(error: BaseException) -> str:
-    """One line of an error that may be pages of compiler output: the first that says `error`."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower()]
-    text = (telling or lines or [""])[0]
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    """One line of an error that may be pages of source and compiler output: what the compiler
+    says.
+    """
+    text = str(error)
+    if match := _COMPILER_SAYS.search(text):
+        return match[0][:300]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
@@ -88,6 +88,7 @@ def run(
     context.set_forkserver_preload(["tlcache.warm.worker"])
     waiting = deque(range(len(specs)))
     with tempfile.TemporaryDirectory(prefix="tlcache-warm-") as scratch, _workers() as workers:
+        _start_server()
         for _ in range(min(jobs, len(specs))):
             workers.append(_start(context, root, scratch, quiet))
         while waiting or any(worker.task is not None for worker in workers):
@@ -118,6 +119,17 @@ def _workers() -> Iterator[list[_Worker]]:
     finally:
         for worker in workers:
             _kill(worker)
+
+
+def _start_server() -> None:
+    """Start the fork server deaf to Ctrl-C, which would show as a traceback from TileLang's
+    import.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start(context: ForkServerContext, root: str, scratch: str, quiet: bool) -> _Worker:

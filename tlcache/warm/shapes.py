@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,6 +174,10 @@ class Wanted:
 
 # --- reading ---
 
+_HINT = (
+    "`tlcache warm --schema` prints the JSON Schema of a shapes document; the README has an example"
+)
+
 
 def load(path: str | Path) -> Shapes:
     """Read a shapes document.
@@ -188,11 +193,13 @@ def load(path: str | Path) -> Shapes:
             hint="`--shapes` takes a file like examples/shapes.json",
         ) from error
     except UnicodeDecodeError as error:
-        raise ShapesError(f"{path} is not UTF-8 text: {error.reason}") from error
+        raise ShapesError(f"{path} is not UTF-8 text: {error.reason}", hint=_HINT) from error
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ShapesError(f"{path} is not JSON: {error}") from error
+        raise ShapesError(
+            f"{path} is not JSON: {error}", hint=f"`python -m json.tool {shlex.quote(str(path))}`"
+        ) from error
     try:
         return Shapes.model_validate(document)
     except ValidationError as error:
@@ -210,9 +217,12 @@ def _explained(path: str | Path, document: Any, error: ValidationError) -> Shape
     place, value = _place(document, first["loc"])
     if first["type"] == "missing" and len(same) == 1:
         field = str(first["loc"][-1])
-        return ShapesError(f"{path}: {f'{place}.{field}' if place else field} is missing")
+        where = f"{place}.{field}" if place else field
+        return ShapesError(f"{path}: {where} is missing", hint=_HINT)
     if first["type"] == "extra_forbidden" and len(same) == 1:
-        return ShapesError(f"{path}: {place} is not a field that a shapes document has there")
+        return ShapesError(
+            f"{path}: {place} is not a field that a shapes document has there", hint=_HINT
+        )
     shown = json.dumps(value, default=str)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     if told is not None:
@@ -221,7 +231,7 @@ def _explained(path: str | Path, document: Any, error: ValidationError) -> Shape
         reason = "it takes a number, a text, a range, or a list of these"
     else:
         reason = first["msg"][0].lower() + first["msg"][1:]
-    return ShapesError(f"{path}: {place or 'the document'} is {shown}; {reason}")
+    return ShapesError(f"{path}: {place or 'the document'} is {shown}; {reason}", hint=_HINT)
 
 
 def _place(document: Any, loc: tuple[int | str, ...]) -> tuple[str, Any]:
@@ -256,7 +266,7 @@ def targets(shapes: Shapes, path: str | Path) -> list[Target]:
             found[parse(spelling)] = None
         except TargetError as error:
             raise TargetError(
-                f"{path}: targets[{index}]: {error.message}", hint=error.hint
+                f"{path}: targets[{index}]: {error.message}", hint=error.hint or _HINT
             ) from error
     return list(found)
 
@@ -319,11 +329,15 @@ def _expanded(
     for name, values in fields.items():
         if not _length(values):
             args = ".args" if isinstance(workload, FactoryWorkload) else ""
-            raise ShapesError(f"{path}: {where}{args}.{name} is an empty list; it asks for nothing")
+            raise ShapesError(
+                f"{path}: {where}{args}.{name} is an empty list; it asks for nothing", hint=_HINT
+            )
     try:
         operator = operators.get(workload.op) if isinstance(workload, OpWorkload) else None
     except SpecError as error:
-        raise ShapesError(f"{path}: {where}.op: {error.message}", hint=error.hint) from error
+        raise ShapesError(
+            f"{path}: {where}.op: {error.message}", hint=error.hint or _HINT
+        ) from error
     for combination in itertools.product(*map(_listed, fields.values())):
         arguments = dict(zip(fields, combination, strict=True))
         try:
@@ -346,11 +360,13 @@ def _expanded(
                 )
         except WorkloadError as error:
             raise ShapesError(
-                f"{path}: {where}.{error.field}: {error.message}", hint=error.hint
+                f"{path}: {where}.{error.field}: {error.message}", hint=error.hint or _HINT
             ) from error
         except FactoryError as error:
             raise ShapesError(
-                f"{path}: {where}.kernel: {error.message}", hint=error.hint
+                f"{path}: {where}.kernel: {error.message}", hint=error.hint or _HINT
             ) from error
         except SpecError as error:
-            raise ShapesError(f"{path}: {where}: {error.message}", hint=error.hint) from error
+            raise ShapesError(
+                f"{path}: {where}: {error.message}", hint=error.hint or _HINT
+            ) from error

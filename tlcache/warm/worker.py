@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
 import tilelang  # noqa: F401 -- imported once, for all workers
+from tqdm import tqdm
 
 from tlcache.errors import EnvironmentFault, TlcacheError
 from tlcache.spec import KernelSpec
@@ -21,6 +23,9 @@ from tlcache.warm import compiling
 from tlcache.warm.outcome import Outcome
 
 __all__ = ["serve"]
+
+# TileLang logs through tqdm, whose own lock is a semaphore that a killed worker would leave behind.
+tqdm.set_lock(threading.RLock())
 
 
 def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:

@@ -314,7 +314,7 @@ def _print_report(
     for item in items:
         if item.outcome is not None and item.outcome.status == "failed":
             named, told = str(item.wanted.spec), _line(item.outcome.error)
-            render.note(f"failed: {told if told.startswith(named) else f'{named}: {told}'}")
+            render.note(f"failed: {named}: {told.removeprefix(named).strip()}")
     hints = {item.outcome.hint: None for item in items if item.outcome and item.outcome.hint}
     for hint in hints:
         render.note(f"\nhint: {hint}")

@@ -31,7 +31,7 @@ from tlcache.store.record import Dynamic, Launch, Library, Param, Record
 from tlcache.targets import Target
 from tlcache.warm import toolchain
 
-__all__ = ["Built", "build"]
+__all__ = ["Built", "build", "compiler_says"]
 
 _log = logging.getLogger(__name__)
 _LIBRARIES = {"tvm_ffi": "executable.so", "cython": "kernel_lib.so"}
@@ -306,12 +306,15 @@ def _launch(kernel: Any) -> Launch | None:
 _COMPILER_SAYS = re.compile(r"\berror: \S.*")
 
 
+def compiler_says(output: str) -> str | None:
+    """The first error in a compiler's output, like `error: identifier "x" is undefined`."""
+    match = _COMPILER_SAYS.search(output)
+    return match[0][:300] if match else None
+
+
 def _reason(error: BaseException) -> str:
-    """One line of an error that may be pages of source and compiler output: what the compiler
-    says.
-    """
-    text = str(error)
-    if match := _COMPILER_SAYS.search(text):
-        return match[0][:300]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """One line of an error that may be pages of source and compiler output."""
+    if (said := compiler_says(str(error))) is not None:
+        return said
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

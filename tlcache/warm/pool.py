@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
@@ -125,6 +125,7 @@ def _start_server() -> None:
     """Start the fork server deaf to Ctrl-C, which would show as a traceback from TileLang's
     import.
     """
+    resource_tracker.ensure_running()  # starting it would lift the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()

@@ -16,7 +16,7 @@ from typing import Any
 import tilelang  # noqa: F401 -- imported once, for all workers
 from tqdm import tqdm
 
-from tlcache.errors import EnvironmentFault, TlcacheError
+from tlcache.errors import CompileError, EnvironmentFault, TlcacheError
 from tlcache.spec import KernelSpec
 from tlcache.store import locks, record
 from tlcache.warm import compiling
@@ -36,7 +36,7 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
         root: The cache root.
         scratch: A directory for what TileLang and the compilers leave behind; the parent removes
             it.
-        quiet: Throw away what TileLang and the compilers print.
+        quiet: Keep what TileLang and the compilers print to a file in `scratch`.
     """
     os.setsid()  # so that the compilers of a worker that hangs can be killed with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -44,25 +44,30 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     os.environ["TILELANG_CACHE_DIR"] = root
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     os.environ["TILELANG_PRINT_ON_COMPILATION"] = "0"
+    log = None
     if quiet:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-    else:
-        os.dup2(2, 1)
+        path = os.path.join(scratch, f"{os.getpid()}.log")
+        try:
+            log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        except FileNotFoundError:
+            return  # the parent was ended while this worker was being born
+        os.dup2(log, 2)
+    os.dup2(2, 1)
     while True:
         try:
             data: dict[str, Any] = connection.recv()
         except (EOFError, OSError):
             return
-        outcome = _outcome(KernelSpec.from_json(data), root)
+        if log is not None:
+            os.ftruncate(log, 0)
+        outcome = _outcome(KernelSpec.from_json(data), root, log)
         try:
             connection.send(outcome)
         except OSError:
             return
 
 
-def _outcome(spec: KernelSpec, root: str) -> Outcome:
+def _outcome(spec: KernelSpec, root: str, log: int | None) -> Outcome:
     try:
         key = spec.action_key()
         with locks.compiling(root, key):
@@ -72,9 +77,15 @@ def _outcome(spec: KernelSpec, root: str) -> Outcome:
                 return Outcome("present", saved_seconds=found.compile_seconds)
             built = compiling.build(spec, root)
     except TlcacheError as error:
+        message = error.message
+        if isinstance(error, CompileError) and log is not None:
+            # A host compiler's words are in its output only, not in TileLang's error.
+            said = compiling.compiler_says(os.pread(log, 1 << 20, 0).decode(errors="replace"))
+            if said is not None and compiling.compiler_says(message) is None:
+                message = f"{spec} does not compile: {said}"
         return Outcome(
             "failed",
-            error=error.message,
+            error=message,
             hint=error.hint,
             fault=isinstance(error, EnvironmentFault),
         )

@@ -31,10 +31,12 @@ _KEY_VARIABLES = ("TILELANG_LAYOUT_COST_MODEL",)
 
 def key_facts() -> str:
     """What an action key says of the environment, as canonical JSON."""
-    facts: dict[str, object] = dict(versions())
-    for name in _KEY_VARIABLES:
-        if value := os.environ.get(name, "").strip():
-            facts[name] = value
+    return _key_facts(*(os.environ.get(name, "").strip() for name in _KEY_VARIABLES))
+
+
+@functools.cache
+def _key_facts(*variables: str) -> str:
+    facts = {**versions(), **{n: v for n, v in zip(_KEY_VARIABLES, variables, strict=True) if v}}
     return json.dumps(facts, sort_keys=True, separators=(",", ":"))
 
 

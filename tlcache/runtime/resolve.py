@@ -135,11 +135,8 @@ class Resolver:
             closures.recall(self.root, spec.kernel, self._trust)
             self._recalled.add(spec.kernel)
         key = spec.action_key()
-        found = record.read(self.root, key, self._trust)
+        found = record.read(self.root, key, self._trust, spec)
         if found is None:
-            return None
-        if found.spec != spec:
-            _log.warning("the record of %s is filed under the key of %s; ignored", found.spec, spec)
             return None
         path = record.sound_library(self.root, found, self._trust, use=True)
         if path is None:

@@ -126,8 +126,12 @@ class Record:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> Record:
+    def from_json(cls, data: Any, spec: KernelSpec | None = None) -> Record:
         """Read what `to_json` wrote.
+
+        Args:
+            data: JSON values.
+            spec: The spec that it should be of; saves reading it anew.
 
         Raises:
             ValueError, KeyError, TypeError, SpecError: The data is not a sound record.
@@ -162,7 +166,7 @@ class Record:
         outputs = tuple(_index(i, params) for i in _list(launch["outputs"]))
         return cls(
             action_key=_str(data["action_key"]),
-            spec=KernelSpec.from_json(data["spec"]),
+            spec=KernelSpec.from_json(data["spec"]) if spec is None else _same(spec, data["spec"]),
             entry=entry,
             library=Library(name, _count(library["size"]), _str(library["sha256"])),
             launch=Launch(_str(launch["abi"]), _str(launch["symbol"]), params, outputs, dynamic),
@@ -175,6 +179,12 @@ class Record:
             compile_seconds=_seconds(data["compile_seconds"]),
             created=_str(data["created"]),
         )
+
+
+def _same(spec: KernelSpec, data: object) -> KernelSpec:
+    if json.dumps(data, sort_keys=True, separators=(",", ":")) != spec.canonical():
+        raise ValueError(f"it is of another spec than {spec}")
+    return spec
 
 
 def _str(value: object) -> str:
@@ -219,9 +229,18 @@ def _index(value: object, params: tuple[Param, ...]) -> int:
 
 
 def read(
-    root: str | os.PathLike[str], action_key: str, trust: Trust | None = None
+    root: str | os.PathLike[str],
+    action_key: str,
+    trust: Trust | None = None,
+    spec: KernelSpec | None = None,
 ) -> Record | None:
     """Read one record, or None where there is none that is sound.
+
+    Args:
+        root: The cache root.
+        action_key: The key that it is filed under.
+        trust: Who may have written it; nobody is asked where None.
+        spec: The spec that it has to be of; any where None.
 
     Raises:
         UntrustedRootError: `trust` is given, and the record's path fails it.
@@ -236,7 +255,7 @@ def read(
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             _log.warning("the record %s cannot be read: %s", path, error)
         return None
-    record = parse(text, path)
+    record = parse(text, path, spec)
     if record is not None and record.action_key != action_key:
         _log.warning("the record %s is filed under another key than its own; ignored", path)
         return None
@@ -256,13 +275,15 @@ def encode(data: Mapping[str, Any]) -> bytes:
     return body + _MARK + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n'
 
 
-def parse(data: bytes, path: str | os.PathLike[str]) -> Record | None:
+def parse(
+    data: bytes, path: str | os.PathLike[str], spec: KernelSpec | None = None
+) -> Record | None:
     """The record in a file's bytes, or None (and a warning) where they are not a sound record."""
     body, mark, end = data.rpartition(_MARK)
     try:
         if not mark or end != hashlib.sha256(body).hexdigest().encode() + b'"\n}\n':
             raise ValueError("it fails its own checksum")
-        return Record.from_json(json.loads(body + b"\n}"))
+        return Record.from_json(json.loads(body + b"\n}"), spec)
     except (ValueError, KeyError, TypeError, SpecError, RecursionError) as error:
         _log.warning(
             "the record %s is damaged (%s: %s); ignored", path, type(error).__name__, error

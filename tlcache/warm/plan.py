@@ -39,8 +39,8 @@ def make(wanted: Iterable[Wanted], root: Path) -> list[Item]:
     items = []
     for one in wanted:
         item = Item(one, one.spec.action_key())
-        found = record.read(root, item.action_key)
-        if found is not None and found.spec == one.spec and record.sound_library(root, found):
+        found = record.read(root, item.action_key, spec=one.spec)
+        if found is not None and record.sound_library(root, found):
             item.outcome = Outcome("present", saved_seconds=found.compile_seconds)
         items.append(item)
     return items

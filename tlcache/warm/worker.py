@@ -6,6 +6,7 @@ The fork server imports it once; workers are forked from there, before any of th
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -19,13 +20,18 @@ from tqdm import tqdm
 from tlcache.errors import CompileError, EnvironmentFault, TlcacheError
 from tlcache.spec import KernelSpec
 from tlcache.store import locks, record
-from tlcache.warm import compiling
+from tlcache.warm import compiling, toolchain
 from tlcache.warm.outcome import Outcome
 
 __all__ = ["serve"]
 
 # TileLang logs through tqdm, whose own lock is a semaphore that a killed worker would leave behind.
 tqdm.set_lock(threading.RLock())
+# Asked once, for all workers; and what is imported by now is shared by them, untouched by
+# collections.
+toolchain.provenance()
+gc.collect()
+gc.freeze()
 
 
 def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:

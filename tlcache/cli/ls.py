@@ -60,6 +60,7 @@ def command(cache_dir: str | None, sort: str, json_wanted: bool) -> int:
             ],
             [_row(one) for one in found],
             right=["SIZE"],
+            spare=["TILELANG", "TOOLKIT", "SCHEDULE"],
         )
     _print_totals(found, root)
     return 0

@@ -72,8 +72,19 @@ def emit_json(document: dict[str, Any]) -> None:
     click.echo(json.dumps({"schema": 1, **document}, indent=2))
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
     """Rows under a header: a fitted table on a terminal, lines with tabs in a pipe.
+
+    Args:
+        header: The columns' names.
+        rows: As many cells each.
+        right: Columns that are set to the right.
+        spare: Columns that a narrow terminal does without, the first to go first.
 
     Drawn here and not by rich, which takes as long to draw a hundred rows as all the rest of `ls`.
     """
@@ -81,15 +92,21 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
         for row in (header, *rows):
             click.echo("\t".join(row))
         return
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    room = shutil.get_terminal_size().columns - _GAP * (len(widths) - 1)
+    columns = [list(column) for column in zip(header, *rows, strict=True)]
+    terminal = shutil.get_terminal_size().columns
+    for name in spare:
+        if sum(max(map(len, column)) + _GAP for column in columns) - _GAP > terminal:
+            columns = [column for column in columns if column[0] != name]
+    widths = [max(map(len, column)) for column in columns]
+    room = terminal - _GAP * (len(widths) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
     bold = "NO_COLOR" not in os.environ
-    for index, row in enumerate((header, *rows)):
+    names = [column[0] for column in columns]
+    for index, row in enumerate(zip(*columns, strict=True)):
         cells = [
             _fitted(cell, width, name in right)
-            for cell, width, name in zip(row, widths, header, strict=True)
+            for cell, width, name in zip(row, widths, names, strict=True)
         ]
         line = (" " * _GAP).join(cells).rstrip()
         click.echo(click.style(line, bold=True) if bold and index == 0 else line)

@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 STORE = [
-    "tlcache", "tlcache.spec", "tlcache.targets", "tlcache.closure", "tlcache.modules", "tlcache.fingerprint",
+    "tlcache", "tlcache.spec", "tlcache.targets", "tlcache.closure", "tlcache.modules",
+    "tlcache.fingerprint",
     "tlcache.operators", "tlcache.errors", "tlcache.store.layout", "tlcache.store.entry",
     "tlcache.store.record", "tlcache.store.trust", "tlcache.store.locks",
     "tlcache.store.closures", "tlcache.store.files", "tlcache.cli",

@@ -499,3 +499,25 @@ def test_on_a_terminal_a_bar_shows_the_progress_and_then_the_summary(shapes, tmp
         terminal.close(force=True)
     assert terminal.exitstatus == 0
     assert len(list(layout.records(cache_root))) == 2
+
+
+def test_a_root_that_is_made_without_a_umask_can_be_loaded_from(warm, tmp_path):
+    before = os.umask(0)
+    try:
+        made = warm("--target", "cpu", "--cache-dir", tmp_path / "open", rows=(3,))
+        again = warm("--target", "cpu", "--cache-dir", tmp_path / "open", rows=(3,))
+    finally:
+        os.umask(before)
+    assert made.code == again.code == 0, made.err + again.err
+    assert "1 kernel  1 compiled" in made.out
+    assert "1 kernel  0 compiled  1 already there" in again.out
+
+
+def test_a_warm_whose_kernels_tilelang_would_not_keep_is_refused(warm, tmp_path, monkeypatch):
+    root = tmp_path / "none"
+    monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
+    ran = warm("--target", "cpu", "--cache-dir", root, rows=(3,))
+    assert ran.code == 3
+    assert ran.err.startswith("error: TILELANG_DISABLE_CACHE is set")
+    assert "hint: `unset TILELANG_DISABLE_CACHE`" in ran.err
+    assert not root.exists()

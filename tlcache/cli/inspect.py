@@ -94,7 +94,7 @@ def _facts(one: Entry, sound: bool) -> list[tuple[str, Any]]:
     facts += [
         ("calling", f"{filed.launch.abi}, {filed.launch.symbol}"),
         ("compiled in", render.duration(filed.compile_seconds)),
-        ("nvcc", filed.toolkit.get("nvcc") or "none"),
+        ("nvcc", (filed.toolkit.get("nvcc") if spec.target.is_cuda else None) or "not used"),
         ("host compiler", filed.toolkit.get("host_compiler") or "none"),
         ("driver", filed.toolkit.get("driver") or "none"),
         ("tvm-ffi", filed.versions.get("tvm_ffi") or "unknown"),

@@ -155,4 +155,6 @@ def _print_totals(found: list[Entry], root: Path) -> None:
     totals = _totals(found)
     by_target = " · ".join(f"{name} {count:,}" for name, count in sorted(totals["targets"].items()))
     total = render.size(totals["bytes"])
-    render.note(f"{len(found):,} kernels, {total} in {render.home(root)}      {by_target}")
+    render.note(
+        f"{render.count(len(found), 'kernel')}, {total} in {render.home(root)}      {by_target}"
+    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-__all__ = ["ago", "duration", "emit_json", "home", "note", "size", "table"]
+__all__ = ["ago", "count", "duration", "emit_json", "home", "note", "size", "table"]
 
 
 def size(count: int) -> str:
@@ -26,6 +26,11 @@ def size(count: int) -> str:
             break
         value /= 1024
     return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things like `1 kernel` or `1,204 kernels`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

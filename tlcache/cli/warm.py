@@ -18,7 +18,7 @@ import click
 
 from tlcache import targets as target_names
 from tlcache.cli import options, render
-from tlcache.errors import TargetError
+from tlcache.errors import CacheRootError, TargetError
 from tlcache.fingerprint import platform_name, tilelang_version
 from tlcache.store import layout
 from tlcache.store.trust import Trust
@@ -89,6 +89,14 @@ def command(
     Kernels that have a valid record are skipped. Targets need no GPU, only nvcc (and cpu only a C++
     compiler).
     """
+    if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() in ("1", "true", "yes", "on"):
+        raise CacheRootError(
+            "TILELANG_DISABLE_CACHE is set, so TileLang would keep nothing of what is compiled",
+            hint="`unset TILELANG_DISABLE_CACHE`",
+        )
+    # What is made here must pass the check by which it is loaded, whatever the umask (0 in
+    # containers).
+    os.umask(os.umask(0o022) | (0o002 if os.environ.get("TLCACHE_TRUST") == "group" else 0o022))
     document = shapes.load(path)
     if os.getcwd() not in sys.path:
         sys.path.append(
@@ -323,7 +331,7 @@ def _print_report(
             if item.outcome is not None and item.outcome.status == "planned":
                 click.echo(f"would compile  {item.wanted.spec}")
         click.echo(
-            f"{len(items)} kernels  {counts['planned']} to compile"
+            f"{render.count(len(items), 'kernel')}  {counts['planned']} to compile"
             f"  {counts['present']} already there"
         )
         return
@@ -332,12 +340,13 @@ def _print_report(
         names = [item.wanted.spec.title for item in missing]
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         click.echo(
-            f"{len(names)} of {len(items)} kernels are missing: {', '.join(names[:5])}{more}"
+            f"{len(names)} of {render.count(len(items), 'kernel')} "
+            f"{'is' if len(names) == 1 else 'are'} missing: {', '.join(names[:5])}{more}"
         )
         render.note(f"\nhint: `{again}` compiles them")
         return
     parts = [
-        f"{len(items)} kernels",
+        render.count(len(items), "kernel"),
         f"{counts['compiled']} compiled",
         f"{counts['present']} already there",
         f"{counts['failed']} failed",

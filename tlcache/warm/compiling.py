@@ -248,7 +248,7 @@ def _why_unsaved(spec: KernelSpec, error: OSError, root: str | os.PathLike[str])
     try:
         try:
             with open(probe, "wb") as file:
-                file.write(b"\0" * 65536)
+                file.write(b"\0" * 2**20)
                 file.flush()
                 os.fsync(file.fileno())
         finally:

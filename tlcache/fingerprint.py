@@ -101,10 +101,19 @@ def tvm_ffi_version() -> str:
     )
 
 
+@functools.cache
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
 def _distribution_version(name: str, package: Path) -> str:
     # Reading one directory's names costs a tenth of importlib.metadata's search over sys.path.
-    for found in package.parent.glob(f"{name}-*.dist-info"):
-        return found.name[len(name) + 1 : -len(".dist-info")]
+    for found in _names(package.parent):
+        if found.startswith(f"{name}-") and found.endswith(".dist-info"):
+            return found[len(name) + 1 : -len(".dist-info")]
     from importlib import metadata
 
     try:

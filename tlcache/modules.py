@@ -10,7 +10,6 @@ import hashlib
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -22,18 +21,18 @@ NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 
 
-@dataclass
 class Source:
     """One parsed module: its statements, and which of them bind which name."""
 
-    name: str
-    path: Path
-    package: str
-    sha256: str
-    body: list[ast.stmt] = field(default_factory=list)
-    bindings: dict[str, list[int]] = field(default_factory=dict)
-    effects: list[int] = field(default_factory=list)
-    stars: list[ast.ImportFrom] = field(default_factory=list)
+    def __init__(self, name: str, path: Path, package: str, sha256: str) -> None:
+        self.name = name
+        self.path = path
+        self.package = package
+        self.sha256 = sha256
+        self.body: list[ast.stmt] = []
+        self.bindings: dict[str, list[int]] = {}
+        self.effects: list[int] = []
+        self.stars: list[ast.ImportFrom] = []
 
 
 def load(name: str) -> Source | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from tlcache.errors import SpecError
@@ -94,7 +94,9 @@ class Operator:
             schedule = self.schedule(workload, target)
         else:
             self.check_schedule(workload, schedule, target)
-        return KernelSpec(self.kernel, asdict(workload), schedule, target)
+        return KernelSpec(
+            self.kernel, {name: getattr(workload, name) for name in names}, schedule, target
+        )
 
 
 @functools.cache

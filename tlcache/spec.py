@@ -216,10 +216,15 @@ class KernelSpec:
         return hashlib.sha256((facts + self._canonical).encode()).hexdigest()
 
 
+_SCALARS = frozenset({str, int, float, bool, type(None)})  # asked first: `Mapping` is slow to ask
+
+
 def _frozen(value: Any) -> Any:
     """A copy of a JSON value that cannot be changed: lists as tuples, so that a factory can hash
     them.
     """
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise TypeError("a field's name is a text")
@@ -228,6 +233,8 @@ def _frozen(value: Any) -> Any:
 
 
 def _thawed(value: Any) -> Any:
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, Mapping):
         return {key: _thawed(item) for key, item in value.items()}
     return [_thawed(item) for item in value] if isinstance(value, tuple) else value

@@ -13,7 +13,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tlcache.errors import TargetError
 
@@ -46,13 +46,13 @@ _GPU_NAMES: dict[str, tuple[int, int]] = {
     "rtx5090": (12, 0),
 }
 _SUGGESTED = ["auto", "cpu", "sm80", "sm89", "sm90", "sm100", *_GPU_NAMES]
-_SM = re.compile(r"sm_?(\d{2,3})([af]?)", re.ASCII)
-_CAPABILITY = re.compile(r"(\d{1,2})\.(\d)", re.ASCII)
-_ARCH = re.compile(r"sm_\d{2,3}[af]?", re.ASCII)
+# As text: a start that parses no target need not compile them.
+_SM = r"(?a)sm_?(\d{2,3})([af]?)"
+_CAPABILITY = r"(?a)(\d{1,2})\.(\d)"
+_ARCH = r"(?a)sm_\d{2,3}[af]?"
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """What a kernel is compiled for.
 
     Attributes:
@@ -121,7 +121,7 @@ def from_config(config: Mapping[str, object]) -> Target:
         arch = config.get("arch")
         if arch is None and len(config) == 1:
             return detect()
-        if not isinstance(arch, str) or not _ARCH.fullmatch(arch):
+        if not isinstance(arch, str) or not re.fullmatch(_ARCH, arch):
             raise TargetError(
                 f"the target's arch {arch!r} is not an exact SM token",
                 hint="write it like sm_80 or sm_90a",
@@ -141,7 +141,7 @@ def from_name(name: str) -> Target:
     Raises:
         TargetError: The name is not canonical.
     """
-    if name == CPU.name or _ARCH.fullmatch(name):
+    if name == CPU.name or re.fullmatch(_ARCH, name):
         return Target(name)
     if name.startswith("{") and parse(name).name == name:
         return Target(name)
@@ -177,12 +177,12 @@ def parse(spelling: str | Mapping[str, object]) -> Target:
         return CPU
     if low in {"auto", "cuda", "native"}:
         return detect(low)
-    if match := _SM.fullmatch(low):
+    if match := re.fullmatch(_SM, low):
         digits, suffix = match.groups()
         if suffix:
             return Target(f"sm_{digits}{suffix}")
         return for_capability(int(digits[:-1]), int(digits[-1]))
-    if match := _CAPABILITY.fullmatch(low):
+    if match := re.fullmatch(_CAPABILITY, low):
         return for_capability(int(match[1]), int(match[2]))
     if capability := _GPU_NAMES.get(re.sub(r"[\s_-]|nvidia", "", low)):
         return for_capability(*capability)

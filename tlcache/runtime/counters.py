@@ -4,13 +4,12 @@ lock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 __all__ = ["Counters"]
 
 
-@dataclass
-class Counters:
+class Counters(SimpleNamespace):
     """Outcomes of `resolve`, one to a request.
 
     Attributes:
@@ -25,11 +24,23 @@ class Counters:
         saved_seconds: What the restored kernels took to compile, by their records.
     """
 
-    memory: int = 0
-    restored: int = 0
-    disk: int = 0
-    compiled: int = 0
-    failed: int = 0
-    restore_seconds: float = 0.0
-    compile_seconds: float = 0.0
-    saved_seconds: float = 0.0
+    memory: int
+    restored: int
+    disk: int
+    compiled: int
+    failed: int
+    restore_seconds: float
+    compile_seconds: float
+    saved_seconds: float
+
+    def __init__(self) -> None:
+        super().__init__(
+            memory=0,
+            restored=0,
+            disk=0,
+            compiled=0,
+            failed=0,
+            restore_seconds=0.0,
+            compile_seconds=0.0,
+            saved_seconds=0.0,
+        )

@@ -10,11 +10,12 @@ Invariant: a library, once loaded, is never unloaded: a captured CUDA graph may 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from tlcache.errors import RuntimeLibraryError
 from tlcache.fingerprint import tilelang_path
@@ -24,8 +25,7 @@ from tlcache.store.record import Launch, Param
 __all__ = ["Launcher", "load"]
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """A kernel that is ready to launch.
 
     Attributes:
@@ -72,10 +72,25 @@ def _load_tvm_ffi(path: str, launch: Launch) -> Callable[..., Any]:
     return lambda *tensors: function(*tensors, tensors[anchor])
 
 
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: an import makes little garbage, and a full collection in the
+    middle of one goes through all of torch's objects (60 ms).
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
 @functools.cache
 def _tvm_ffi() -> Any:
     """tvm-ffi with TVM's runtime in it, which the modules' constructors are registered by."""
-    import tvm_ffi
+    with _collector_paused():
+        import tvm_ffi
 
     runtime = tilelang_path() / "lib" / "libtvm_runtime.so"
     try:

@@ -247,8 +247,7 @@ def read(
     """
     path = layout.record_path(root, action_key)
     try:
-        with open(path, "rb") as file:
-            text = file.read()
+        text = files.read(path)
         if trust is not None:
             trust.check(path)
     except OSError as error:
@@ -311,12 +310,11 @@ def sound_library(
     """
     path = os.path.join(root, record.entry, record.library.name)
     try:
-        with open(path, "rb", opener=None if use else _unseen) as file:
-            if os.fstat(file.fileno()).st_size != record.library.size:
-                _log.warning("the library %s has another size than its record says; ignored", path)
-                return None
-            digest = hashlib.sha256(file.read()).hexdigest()
-        if digest != record.library.sha256:
+        data = files.read(path, record.library.size, unseen=not use)
+        if len(data) != record.library.size:
+            _log.warning("the library %s has another size than its record says; ignored", path)
+            return None
+        if hashlib.sha256(data).hexdigest() != record.library.sha256:
             _log.warning("the library %s fails its record's checksum; it is not loaded", path)
             return None
         if trust is not None:
@@ -326,14 +324,6 @@ def sound_library(
             _log.warning("the library %s cannot be read: %s", path, error)
         return None
     return path
-
-
-def _unseen(path: str, flags: int) -> int:
-    """Open a file without changing when it was last read, where its owner asks."""
-    try:
-        return os.open(path, flags | os.O_NOATIME)
-    except PermissionError:
-        return os.open(path, flags)
 
 
 def write(root: str | os.PathLike[str], record: Record) -> Path:

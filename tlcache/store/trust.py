@@ -80,6 +80,8 @@ class Trust:
 
     def _permissions(self, path: str, status: os.stat_result) -> None:
         mode = status.st_mode
+        if status.st_uid in self._owners and not mode & (stat.S_IWOTH | stat.S_IWGRP):
+            return
         inside = os.path.join(path, "").startswith(self._inside)
         if not inside and mode & stat.S_ISVTX and status.st_uid in self._owners:
             return  # a sticky directory such as /tmp: others cannot replace what is ours in it

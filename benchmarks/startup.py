@@ -213,7 +213,7 @@ def _report(
             "benchmark": "startup",
             "method": METHOD,
             "entries": options.entries,
-            "commands": commands,
+            "commands": {n: [Path(c[0]).name, *c[1:]] for n, c in commands.items()},
             "seconds": {name: method.spread(values) for name, values in seconds.items()},
             "ratios": by_round,
             "imported": imported,

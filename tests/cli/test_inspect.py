@@ -43,28 +43,6 @@ scale(32)
 """
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("made")
-    (place / "make.py").write_text(MAKE)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
-    subprocess.run(
-        [sys.executable, "make.py"],
-        cwd=place,
-        env={**kept, "TILELANG_CACHE_DIR": str(place / "cache")},
-        check=True,
-        capture_output=True,
-    )
-    return place / "cache"
-
-
-@pytest.fixture
-def root(made: Path, cache_root: Path) -> Path:
-    """A copy of the root with two kernels, in force for the test's commands."""
-    shutil.copytree(made, cache_root)
-    return cache_root
-
-
 @pytest.fixture
 def filed(root: Path) -> dict:
     """The one record, as JSON."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,28 +46,6 @@ def scale(N):
 scale(32)
 scale(0)
 """
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("made")
-    (place / "make.py").write_text(MAKE)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
-    subprocess.run(
-        [sys.executable, "make.py"],
-        cwd=place,
-        env={**kept, "TILELANG_CACHE_DIR": str(place / "cache")},
-        check=True,
-        capture_output=True,
-    )
-    return place / "cache"
-
-
-@pytest.fixture
-def root(made: Path, cache_root: Path) -> Path:
-    """A copy of the root with four kernels, in force for the test's commands."""
-    shutil.copytree(made, cache_root)
-    return cache_root
 
 
 def size(path):

@@ -89,7 +89,7 @@ def command(
     Kernels that have a valid record are skipped. Targets need no GPU, only nvcc (and cpu only a C++
     compiler).
     """
-    if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() in ("1", "true", "yes", "on"):
+    if layout.caching_disabled():
         raise CacheRootError(
             "TILELANG_DISABLE_CACHE is set, so TileLang would keep nothing of what is compiled",
             hint="`unset TILELANG_DISABLE_CACHE`",

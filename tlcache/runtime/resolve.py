@@ -118,7 +118,7 @@ class Resolver:
 
     def _readable(self) -> bool:
         """Whether records are to be read; checks the root before the first one."""
-        if os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() in ("1", "true", "yes", "on"):
+        if layout.caching_disabled():
             return False
         if self._trust is None:
             if not os.path.isdir(self.root):

@@ -29,7 +29,7 @@ __all__ = [
     "make_skeleton",
     "namespace",
 ]
-__all__ += ["record_path", "records", "unwritable"]
+__all__ += ["caching_disabled", "record_path", "records", "unwritable"]
 
 # As text: compiling them costs a start that lists nothing 0.3 ms; `re` keeps what it compiled.
 _KEY = r"[0-9a-f]{64}"
@@ -57,6 +57,11 @@ def default_root() -> str:
     resolves.
     """
     return os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
+
+
+def caching_disabled() -> bool:
+    """Whether TileLang's cache is switched off by the environment, as TileLang reads it."""
+    return os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() in ("1", "true", "yes", "on")
 
 
 def namespace(version: str, platform: str) -> str:

@@ -33,6 +33,10 @@ from tlcache.errors import TlcacheError
 from tlcache.spec import KernelSpec
 from tlcache.targets import Target
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+# One of this folder's scripts is named as the package that it measures: packages come first.
+sys.path[:] = [path for path in sys.path if os.path.abspath(path or os.curdir) != _HERE] + [_HERE]
+
 __all__ = [
     "TLCACHE",
     "Failure",

@@ -42,6 +42,7 @@ def cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith(("TLCACHE_", "TILELANG_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(root))
+    monkeypatch.setenv("TLCACHE_SCAN_CACHE", str(tmp_path / "scan.sqlite"))
     return root
 
 
@@ -96,6 +97,20 @@ def shapes(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def trial_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install the package of `tests/warm/trial_op.py` for the processes that a test starts."""
+    place = tmp_path / "installed"
+    metadata = place / "trial_op-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trial-op\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[tlcache.ops]\ntrial = trial_op:OPERATORS\n")
+    shutil.copy(Path(__file__).parent / "warm" / "trial_op.py", place)
+    known = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), *known]))
+    return place
 
 
 def _has_nvcc() -> bool:

@@ -24,7 +24,7 @@ SPECS = [
     KernelSpec(
         KERNEL,
         {"M": rows, "N": 4096, "eps": 1e-5, "dtype": dtype},
-        {"block_m": 1, "threads": 256},
+        {"block_m": 1, "threads": 512, "each": 1, "prefetch": True},
         Target(target),
     )
     for rows in (1, "dynamic")

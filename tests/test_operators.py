@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,9 @@ from tlcache.targets import CPU, Target
 
 SM90 = Target("sm_90a")
 WORKLOAD = {"M": 128, "N": 4096, "eps": 1e-5, "dtype": "bfloat16"}
+SCHEDULE = {"block_m": 1, "threads": 256, "each": 1, "prefetch": False}
+ONLY = {"block_m": 1, "threads": 1, "each": 1, "prefetch": False}
+"""The one schedule on the CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +53,14 @@ def test_an_unknown_operator_gets_a_suggestion_and_the_list():
 
 def test_an_operators_spec_names_its_kernel_workload_schedule_and_target(rms_norm):
     assert rms_norm.spec(WORKLOAD, SM90) == KernelSpec(
-        "ops.kernels.rms_norm:rms_norm", WORKLOAD, {"block_m": 1, "threads": 256}, SM90
+        "ops.kernels.rms_norm:rms_norm", WORKLOAD, SCHEDULE, SM90
     )
 
 
 def test_fields_with_a_default_may_be_left_out(rms_norm):
     made = rms_norm.spec({"M": "dynamic", "N": 64}, CPU)
     assert made.workload == {"M": "dynamic", "N": 64, "eps": 1e-6, "dtype": "bfloat16"}
-    assert made.schedule == {"block_m": 1, "threads": 1}
+    assert made.schedule == ONLY
 
 
 @pytest.mark.parametrize(
@@ -135,46 +139,58 @@ def test_the_ends_of_what_is_possible_are_possible(rms_norm, field, value):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "field"),
+    ("changes", "field"),
     [
-        ({}, "schedule"),
-        ({"block_m": 1}, "schedule"),
-        ({"block_m": 1, "threads": 128, "stages": 2}, "schedule"),
-        ({"block_m": 0, "threads": 128}, "schedule.block_m"),
-        ({"block_m": 513, "threads": 128}, "schedule.block_m"),
-        ({"block_m": True, "threads": 128}, "schedule.block_m"),
-        ({"block_m": 1.0, "threads": 128}, "schedule.block_m"),
-        ({"block_m": "1", "threads": 128}, "schedule.block_m"),
-        ({"block_m": 1, "threads": 100}, "schedule.threads"),
-        ({"block_m": 1, "threads": 2048}, "schedule.threads"),
-        ({"block_m": 1, "threads": "128"}, "schedule.threads"),
-        ({"block_m": 1, "threads": None}, "schedule.threads"),
-        ({"block_m": 1, "threads": 128.0}, "schedule.threads"),
+        ({"stages": 2}, "schedule"),
+        ({"block_m": 0}, "schedule.block_m"),
+        ({"block_m": 513}, "schedule.block_m"),
+        ({"block_m": 16}, "schedule.block_m"),
+        ({"block_m": True}, "schedule.block_m"),
+        pytest.param({"block_m": 1.0}, "schedule.block_m"),
+        ({"block_m": "1"}, "schedule.block_m"),
+        ({"threads": 100}, "schedule.threads"),
+        ({"threads": 2048}, "schedule.threads"),
+        ({"threads": "128"}, "schedule.threads"),
+        ({"threads": None}, "schedule.threads"),
+        pytest.param({"threads": 256.0}, "schedule.threads"),
+        ({"each": 3}, "schedule.each"),
+        ({"prefetch": 1}, "schedule.prefetch"),
+        ({"prefetch": "no"}, "schedule.prefetch"),
     ],
     ids=json.dumps,
 )
-def test_an_impossible_schedule_is_named_with_its_field(rms_norm, schedule, field):
+def test_an_impossible_schedule_is_named_with_its_field(rms_norm, changes, field):
+    assert rms_norm.spec(WORKLOAD, SM90, SCHEDULE).schedule == SCHEDULE
     with pytest.raises(WorkloadError) as caught:
-        rms_norm.spec(WORKLOAD, SM90, schedule)
+        rms_norm.spec(WORKLOAD, SM90, {**SCHEDULE, **changes})
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("missing", SCHEDULE)
+def test_a_schedule_that_lacks_a_field_is_refused(rms_norm, missing):
+    schedule = {name: value for name, value in SCHEDULE.items() if name != missing}
+    for impossible in (schedule, {}):
+        with pytest.raises(WorkloadError, match="it takes block_m, threads, each") as caught:
+            rms_norm.spec(WORKLOAD, SM90, impossible)
+        assert caught.value.field == "schedule"
+
+
 @pytest.mark.parametrize(
-    "schedule",
+    "changes",
     [
-        {"block_m": 1, "threads": 128},
-        {"block_m": 2, "threads": 1},
-        {"block_m": 1.0, "threads": 1},
-        {"block_m": 1, "threads": True},
+        {"threads": 128},
+        {"block_m": 2},
+        {"prefetch": True},
+        pytest.param({"block_m": 1.0}),
+        {"threads": True},
+        {"prefetch": 0},
     ],
     ids=json.dumps,
 )
-def test_the_cpu_takes_its_one_schedule_only(rms_norm, schedule):
-    assert rms_norm.spec(WORKLOAD, CPU, {"block_m": 1, "threads": 1}) == rms_norm.spec(
-        WORKLOAD, CPU
-    )
+def test_the_cpu_takes_its_one_schedule_only(rms_norm, changes):
+    assert rms_norm.spec(WORKLOAD, CPU, ONLY) == rms_norm.spec(WORKLOAD, CPU)
     with pytest.raises(WorkloadError) as caught:
-        rms_norm.spec(WORKLOAD, CPU, schedule)
+        rms_norm.spec(WORKLOAD, CPU, {**ONLY, **changes})
     assert caught.value.field.startswith("schedule")
 
 
@@ -200,3 +216,71 @@ def test_any_values_give_a_spec_or_a_workload_error(values, schedule, target):
     except WorkloadError:
         return
     assert KernelSpec.from_json(made.to_json()) == made
+
+
+# --- accepts ---
+
+SCHEDULES = st.dictionaries(
+    st.sampled_from(["block_m", "threads", "each", "prefetch", "stages"]), VALUES
+)
+
+
+def test_an_operator_accepts_its_own_specs(rms_norm):
+    for target in (CPU, SM90):
+        made = rms_norm.spec(WORKLOAD, target)
+        assert rms_norm.accepts(made)
+        assert rms_norm.accepts(rms_norm.spec({**WORKLOAD, "M": "dynamic"}, target))
+        assert rms_norm.accepts(KernelSpec.from_json(made.to_json()))
+    for schedule in rms_norm.candidates(rms_norm.workload(**WORKLOAD), SM90):
+        assert rms_norm.accepts(rms_norm.spec(WORKLOAD, SM90, schedule))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kernel": "ops.kernels.rms_norm:other"},
+        {"workload": {"M": 128, "N": 4096}},
+        {"workload": {**WORKLOAD, "width": 3}},
+        {"workload": {**WORKLOAD, "N": 0}},
+        {"workload": {**WORKLOAD, "dtype": "bf16"}},  # the spec of a workload is spelt out
+        {"workload": {**WORKLOAD, "eps": 0}},
+        {"schedule": {}},
+        {"schedule": {"stages": 2}},
+        {"target": "cpu"},
+        {"pass_configs": {"tl.disable_tma_lower": True}},
+        {"compile_flags": ["-O1"]},
+        {"execution_backend": "cython"},
+    ],
+    ids=json.dumps,
+)
+def test_an_operator_does_not_accept_what_it_would_not_ask_for(rms_norm, changes):
+    made = rms_norm.spec(WORKLOAD, SM90)
+    assert not rms_norm.accepts(KernelSpec.from_json({**made.to_json(), **changes}))
+
+
+def test_an_operator_does_not_accept_another_ones_spec(rms_norm):
+    softmax = operators.get("softmax").spec({"M": 128, "N": 4096}, SM90)
+    assert operators.get("softmax").accepts(softmax)
+    assert not rms_norm.accepts(softmax)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(sorted(operators.installed())),
+    st.dictionaries(st.sampled_from(["M", "N", "K", "eps", "dtype", "H", "D"]), VALUES),
+    SCHEDULES,
+    st.sampled_from([CPU, SM90]),
+)
+def test_whether_any_spec_is_accepted_is_told_and_never_an_error(name, values, schedule, target):
+    operator = operators.get(name)
+    known = {"M": 4, "N": 256, "K": 256, "H": 8, "D": 128}
+    fields = [field.name for field in dataclasses.fields(operator.workload)]
+    made = operator.spec({key: known[key] for key in fields if key in known}, target)
+    try:
+        spec = KernelSpec(
+            made.kernel, {**made.workload, **values}, {**made.schedule, **schedule}, target
+        )
+    except SpecError:
+        return
+    assert operator.accepts(spec) in (True, False)
+    assert operator.accepts(made)

@@ -15,9 +15,16 @@ STORE = [
     "tlcache.operators", "tlcache.errors", "tlcache.store.layout", "tlcache.store.entry",
     "tlcache.store.record", "tlcache.store.trust", "tlcache.store.locks",
     "tlcache.store.closures", "tlcache.store.files", "tlcache.cli",
-    "tlcache.cli.ls", "tlcache.cli.inspect", "tlcache.cli.warm", "tlcache.warm.shapes",
-    "tlcache.warm.plan", "tlcache.warm.pool", "tlcache.warm.toolchain", "ops", "ops.catalog",
+    "tlcache.cli.ls", "tlcache.cli.inspect", "tlcache.cli.signals", "tlcache.cli.warm",
+    "tlcache.warm.shapes", "tlcache.warm.plan", "tlcache.warm.pool", "tlcache.warm.toolchain",
+    "ops", "ops.catalog", "ops.triton",
+    "tlcache.store.schedules", "tlcache.cli.tune", "tlcache.warm.tuning",
 ]  # fmt: skip
+RUNTIME = [
+    "tlcache.runtime", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
+    "ops.boundary", "ops.inputs", "ops.jit_cache", "ops.triton.rms_norm", "ops.kernels",
+]  # fmt: skip
+COMPILE = ["tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring"]
 
 
 def _brought(python, module: str) -> set[str]:
@@ -35,17 +42,34 @@ def test_the_store_tier_brings_neither_torch_nor_tilelang(python, module):
     assert _brought(python, module) == set()
 
 
-@pytest.mark.parametrize("module", ["tlcache.runtime", "ops.norms", "ops.kernels.rms_norm"])
-def test_the_runtime_tier_does_not_bring_tilelang(python, module):
-    assert _brought(python, module) <= {"torch"}
+def test_no_module_of_the_runtime_tier_brings_tilelang(python):
+    # Each in a fork of one process, which has torch already: importing that takes two seconds.
+    kernels = [f"ops.kernels.{path.stem}" for path in ROOT.glob("ops/kernels/[a-z]*.py")]
+    done = python(
+        "import importlib, os, sys, torch\n"
+        "for name in sys.argv[1:]:\n"
+        "    pid = os.fork()\n"
+        "    if not pid:\n"
+        "        importlib.import_module(name)\n"
+        "        heavy = {'tilelang', 'tvm', 'tvm_ffi'} & set(sys.modules)\n"
+        "        print(name, *heavy, flush=True)\n"
+        "        os._exit(0)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0, name\n",
+        *RUNTIME,
+        *kernels,
+    )
+    assert done.code == 0, done.err
+    assert done.out.split("\n")[:-1] == [*RUNTIME, *kernels]
+
+
+def test_the_triton_kernel_is_brought_only_by_its_own_module(python):
+    assert "triton" not in python("import sys, ops.triton; print(*sys.modules)").out.split()
 
 
 def test_every_module_of_the_packages_is_in_a_tier():
-    compile_tier = {"tlcache.warm.compiling", "tlcache.warm.worker"}
-    runtime_tier = {"tlcache.runtime", "ops.norms", "ops.op", "ops.boundary", "ops.kernels"}
     for path in [*ROOT.glob("tlcache/**/*.py"), *ROOT.glob("ops/**/*.py")]:
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        known = {*STORE, *compile_tier, *runtime_tier, "tlcache.store", "tlcache.warm"}
+        known = {*STORE, *COMPILE, *RUNTIME, "tlcache.store", "tlcache.warm"}
         known |= {"tlcache.cli.render", "tlcache.cli.options", "tlcache.warm.outcome"}
         assert name in known or name.startswith(("tlcache.runtime.", "ops.kernels.")), name
 

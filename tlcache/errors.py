@@ -6,6 +6,7 @@
         SpecError                2   a kernel spec is malformed
         ShapesError              2   shapes.json is missing, not JSON, or says something impossible
         FactoryError             2   a kernel's factory cannot be found or does not yield a kernel
+        GradientError            2   a gradient was asked for through an operator that has none
       EnvironmentFault           3   this machine cannot do it
         ToolchainError           3   nvcc or a C++ compiler is missing
         CacheRootError           3   the cache root cannot be written, or is out of space
@@ -29,6 +30,7 @@ __all__ = [
     "CompileError",
     "EnvironmentFault",
     "FactoryError",
+    "GradientError",
     "KernelError",
     "MissError",
     "RuntimeLibraryError",
@@ -88,6 +90,10 @@ class ShapesError(UsageError):
 
 class FactoryError(UsageError):
     """A kernel's factory cannot be found, or does not yield a TileLang kernel."""
+
+
+class GradientError(UsageError):
+    """A gradient was asked for through an operator that is for inference only."""
 
 
 class EnvironmentFault(TlcacheError):

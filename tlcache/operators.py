@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -51,6 +51,10 @@ class Operator:
         schedule: The default schedule for a workload on a target, by the rule that its docstring
             states.
         check_schedule: Raises WorkloadError for a schedule that cannot work.
+        candidates: The schedule space of a workload on a target, for `tlcache tune`; None where
+            there is but one schedule.
+        example: Inputs of a workload for so many rows on a device (of torch's naming), as the
+            kernel takes them: contiguous, in its order. For tuning.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Operator:
     workload: type[Any]
     schedule: Callable[[Any, Target], dict[str, Value]]
     check_schedule: Callable[[Any, Mapping[str, Value], Target], None]
+    candidates: Callable[[Any, Target], Iterable[dict[str, Value]]] | None = None
+    example: Callable[[Any, int, str], tuple[Any, ...]] | None = None
 
     def spec(
         self,
@@ -97,6 +103,15 @@ class Operator:
         return KernelSpec(
             self.kernel, {name: getattr(workload, name) for name in names}, schedule, target
         )
+
+    def accepts(self, spec: KernelSpec) -> bool:
+        """Whether a spec is one of this operator's, workload and schedule. One that was written for
+        an earlier version of it may be anything.
+        """
+        try:
+            return self.spec(spec.workload, spec.target, spec.schedule) == spec
+        except (SpecError, LookupError, TypeError, ValueError, AttributeError):
+            return False
 
 
 @functools.cache

@@ -79,7 +79,7 @@ def test_a_kernel_with_a_record_tells_what_it_is_and_how_it_is_called(tlcache, r
     assert told["library"] == "kernel_lib.so"
     assert told["factory"] == "ops.kernels.rms_norm:rms_norm"
     assert told["workload"] == "M=dynamic N=64 eps=1e-06 fp32"
-    assert told["schedule"] == "block_m=1 threads=1"
+    assert told["schedule"] == "block_m=1 threads=1 each=1 prefetch=False"
     assert told["target"] == "cpu"
     assert told["param x"] == "in  float32 [rows, 64]"
     assert told["param w"] == "in  float32 [64]"

@@ -103,7 +103,7 @@ def test_json_has_every_fact_of_a_record_and_null_for_what_an_entry_does_not_tel
                 "params": [{"dtype": dtype, "shape": shape} for shape in ([m, n], [n], [m, n])],
                 "op": "rms_norm",
                 "workload": data["spec"]["workload"],
-                "schedule": {"block_m": 1, "threads": 1},
+                "schedule": {"block_m": 1, "threads": 1, "each": 1, "prefetch": False},
                 "record": data["action_key"],
             }
     assert {tuple(entry["params"][0]["shape"]) for entry in told["entries"]} == {
@@ -125,8 +125,18 @@ def test_in_a_pipe_a_listing_is_lines_with_tabs_and_the_totals_go_to_stderr(tlca
     assert all(len(row) == len(HEADER) for row in rows)
     facts = [row[1:5] for row in rows]
     assert facts == [
-        ["rms_norm", "M=16 N=100 eps=1e-06 bf16", "block_m=1 threads=1", "cpu"],
-        ["rms_norm", "M=128 N=64 eps=1e-06 fp32", "block_m=1 threads=1", "cpu"],
+        [
+            "rms_norm",
+            "M=16 N=100 eps=1e-06 bf16",
+            "block_m=1 threads=1 each=1 prefetch=False",
+            "cpu",
+        ],
+        [
+            "rms_norm",
+            "M=128 N=64 eps=1e-06 fp32",
+            "block_m=1 threads=1 each=1 prefetch=False",
+            "cpu",
+        ],
         ["scale", "[32,8] [32,8]", "–", "–"],
         ["scale", "[size,8] [size,8]", "–", "–"],
     ]

@@ -25,7 +25,7 @@ finally:
     print("MODULES " + json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
 HEAVY = {"torch", "tilelang", "tvm", "tvm_ffi", "numpy"}
-COMMANDS = ("warm", "ls", "inspect")
+COMMANDS = ("warm", "tune", "ls", "inspect")
 ENTRIES = 100
 
 
@@ -163,8 +163,12 @@ def test_starting_costs_little_more_than_importing_click(hundred, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
-        (["lss"], "no command 'lss'; there are warm, ls, inspect", "did you mean `tlcache ls`?"),
-        (["zzz"], "no command 'zzz'; there are warm, ls, inspect", "`tlcache --help`"),
+        (
+            ["lss"],
+            "no command 'lss'; there are warm, tune, ls, inspect",
+            "did you mean `tlcache ls`?",
+        ),
+        (["zzz"], "no command 'zzz'; there are warm, tune, ls, inspect", "`tlcache --help`"),
         (["--colour"], "No such option '--colour'", "`tlcache --help`"),
         (["warm"], "Missing option '--shapes'", "`tlcache warm --help`"),
         (["warm", "--shapes", "f", "--jobs", "0"], "'--jobs': 0 is not", "`tlcache warm --help`"),

@@ -21,6 +21,7 @@ from tlcache.store import layout, record
 
 TLCACHE = [sys.executable, "-c", "from tlcache.cli import main; main()"]
 ROWS = (1, 2)
+ONLY = "block_m=1 threads=1 each=1 prefetch=False"  # the schedule on the CPU
 
 # Restores kernels by their specs (JSON in argv), runs those of the CPU, and imports TileLang last.
 RESTORE = """
@@ -206,8 +207,8 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would_compile(warm, cache_roo
     ran = warm("--target", "cpu", "--dry-run")
     assert ran.code == 0, ran.err
     assert ran.out.splitlines() == [
-        "would compile  rms_norm M=1 N=64 eps=1e-06 fp32 block_m=1 threads=1 cpu",
-        "would compile  rms_norm M=2 N=64 eps=1e-06 fp32 block_m=1 threads=1 cpu",
+        f"would compile  rms_norm M=1 N=64 eps=1e-06 fp32 {ONLY} cpu",
+        f"would compile  rms_norm M=2 N=64 eps=1e-06 fp32 {ONLY} cpu",
         "2 kernels  2 to compile  0 already there",
     ]
     assert ran.err == ""
@@ -219,7 +220,7 @@ def test_a_dry_run_counts_what_is_there_and_leaves_it_alone(warm, copied):
     ran = warm("--target", "cpu", "--dry-run", rows=(1, 2, 3))
     assert ran.code == 0, ran.err
     assert ran.out.splitlines() == [
-        "would compile  rms_norm M=3 N=64 eps=1e-06 fp32 block_m=1 threads=1 cpu",
+        f"would compile  rms_norm M=3 N=64 eps=1e-06 fp32 {ONLY} cpu",
         "3 kernels  1 to compile  2 already there",
     ]
     assert tree(copied) == before
@@ -291,7 +292,7 @@ def test_json_is_all_of_stdout_and_says_what_became_of_each_kernel(warm, copied,
         "op": "rms_norm",
         "kernel": "ops.kernels.rms_norm:rms_norm",
         "workload": {"M": 2, "N": 64, "eps": 1e-06, "dtype": "float32"},
-        "schedule": {"block_m": 1, "threads": 1},
+        "schedule": {"block_m": 1, "threads": 1, "each": 1, "prefetch": False},
         "target": "cpu",
         "status": "present",
         "seconds": 0.0,
@@ -359,7 +360,8 @@ def test_that_sm90_means_sm_90a_is_said_and_what_means_itself_is_not(warm):
     assert ran.err.splitlines() == [
         "Target sm90 means sm_90a, which is what TileLang detects on this GPU family."
     ]
-    assert "would compile  rms_norm M=1 N=64 eps=1e-06 fp32 block_m=8 threads=128 sm_90a" in ran.out
+    schedule = "block_m=4 threads=128 each=1 prefetch=True"
+    assert f"would compile  rms_norm M=1 N=64 eps=1e-06 fp32 {schedule} sm_90a" in ran.out
     assert warm("--dry-run", "--target", "sm_90a", rows=[1]).err == ""
 
 

@@ -26,21 +26,48 @@ import json, os, sys, torch
 from pathlib import Path
 from ops import op
 from ops.kernels import rms_norm as kernels
-from tlcache import runtime
+from tlcache import operators, runtime
 from tlcache.warm import shapes
 target = op.device_target(0)
 document = shapes.load({shapes!r})
 wanted = [one.spec for one in shapes.expand(document, {shapes!r}, [target])]
 TOLERANCE = {{"float32": 1e-5, "float16": 1e-3, "bfloat16": 1.6e-2}}
 
+F = torch.nn.functional
+
+
+def rotated(x, cos, sin):
+    left, right = x.chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+
+REFERENCES = {{
+    "rms_norm": lambda x, w: F.rms_norm(x, w.shape, w, 1e-5),
+    "fused_add_rms_norm": lambda x, r, w: F.rms_norm(x + r, w.shape, w, 1e-5),
+    "layer_norm": lambda x, w, b: F.layer_norm(x, w.shape, w, b, 1e-5),
+    "silu_and_mul": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "softmax": lambda x: x.softmax(-1),
+    "rope": rotated,
+    "gemm": lambda x, w: x @ w.T,
+}}
+
+
 def right(spec, call):
-    n, m, dtype = spec.workload["N"], spec.workload["M"], getattr(torch, spec.workload["dtype"])
+    operator = operators.get(spec.name)
+    m, dtype = spec.workload["M"], spec.workload["dtype"]
     for rows in ((1, 3, 300) if m == "dynamic" else (m,)):
-        x = torch.randn(rows, n, device="cuda").to(dtype)
-        w = torch.randn(n, device="cuda").to(dtype)
-        want = torch.nn.functional.rms_norm(x.double(), (n,), w.double(), 1e-5)
-        off = ((call(x, w).double() - want).abs() / want.abs().clamp(min=1e-3)).max().item()
-        assert off <= TOLERANCE[spec.workload["dtype"]], (str(spec), rows, off)
+        inputs = operator.example(operator.workload(**spec.workload), rows, "cuda")
+        wide = [tensor.double() for tensor in inputs]
+        if spec.name == "fused_add_rms_norm":  # the sum is rounded first
+            wide = [(inputs[0] + inputs[1]).double(), torch.zeros_like(wide[0]), wide[2]]
+        want, got = REFERENCES[spec.name](*wide), call(*inputs)
+        got = (got[0] if isinstance(got, list) else got).double()
+        if spec.name == "rms_norm":
+            off = ((got - want).abs() / want.abs().clamp(min=1e-3)).max().item()
+        else:
+            off = ((got - want).norm() / want.norm()).item()
+        assert off <= TOLERANCE[dtype], (str(spec), rows, off)
 """
 
 
@@ -82,10 +109,12 @@ def test_plain_tilelang_with_target_auto_hits_the_same_entries(python, baked):
     done = python(
         PRELUDE.format(shapes=str(SHAPES))
         + """
-import dataclasses
+import dataclasses, importlib
 hits = {}
 for spec in wanted:
-    impl = kernels.rms_norm(**spec.workload, target=spec.target.name)
+    module, _, name = spec.kernel.partition(":")
+    factory = getattr(importlib.import_module(module), name)
+    impl = factory(**spec.workload, target=spec.target.name)
     kernel = dataclasses.replace(impl, target="auto")(**spec.schedule)
     assert kernel.artifact is None, f"{spec} was compiled"
     hits[spec.action_key()] = os.path.relpath(kernel._tilelang_cache_path,

@@ -284,8 +284,8 @@ def test_with_on_miss_error_a_miss_says_how_to_warm_it_and_compiles_nothing(cach
         resolver.resolve(spec(9), on_miss="error")
     assert raised.value.exit_code == 1
     assert raised.value.message == (
-        f"rms_norm M=9 N=64 eps=1e-06 fp32 block_m=1 threads=1 cpu is not in the cache "
-        f"{cache_root}, and compiling was ruled out"
+        "rms_norm M=9 N=64 eps=1e-06 fp32 block_m=1 threads=1 each=1 prefetch=False cpu "
+        f"is not in the cache {cache_root}, and compiling was ruled out"
     )
     assert "`tlcache warm --shapes shapes.json --target cpu`" in raised.value.hint
     assert resolver.counters == Counters()
@@ -527,7 +527,7 @@ import tilelang
 second = resolver.resolve(spec(4))
 fresh = resolver.resolve(spec(9))
 from ops.kernels.rms_norm import rms_norm
-theirs = rms_norm(4, 64, 1e-6, "float32", "cpu")(1, 1)
+theirs = rms_norm(4, 64, 1e-6, "float32", "cpu")(1, 1, 1, False)
 late = Resolver(root).resolve(spec("dynamic"))
 for _ in range(3):
     check(first, 1)

@@ -65,7 +65,7 @@ def test_a_workload_of_single_values_is_one_kernel(wanted):
     assert only.spec == KernelSpec(
         "ops.kernels.rms_norm:rms_norm",
         {"M": 1, "N": 64, "eps": 1e-5, "dtype": "float32"},
-        {"block_m": 1, "threads": 1},
+        {"block_m": 1, "threads": 1, "each": 1, "prefetch": False},
         CPU,
     )
     assert (only.where, only.op) == ("workloads[0]", "rms_norm")
@@ -123,7 +123,7 @@ def test_a_range_stands_for_its_values_both_ends_included(wanted, given, expecte
 
 
 def test_a_schedule_of_ones_own_takes_the_place_of_the_default(wanted):
-    schedule = {"block_m": 4, "threads": 128}
+    schedule = {"block_m": 4, "threads": 128, "each": 1, "prefetch": False}
     (own,) = wanted({**RMS, "schedule": schedule}, chosen=[SM90])
     assert own.spec.schedule == schedule
     assert wanted({**RMS, "schedule": "default"}, chosen=[SM90]) == wanted(RMS, chosen=[SM90])
@@ -134,7 +134,7 @@ def test_a_workload_may_name_a_factory(wanted):
         {
             "kernel": "ops.kernels.rms_norm:rms_norm",
             "args": {"M": [1, "dynamic"], "N": {"from": 64, "to": 128, "times": 2}, "eps": 0.5},
-            "schedule": {"block_m": 1, "threads": 128},
+            "schedule": {"block_m": 1, "threads": 128, "each": 1, "prefetch": False},
             "pass_configs": {"tl.disable_tma_lower": True},
             "compile_flags": ["-O3"],
         },
@@ -144,7 +144,7 @@ def test_a_workload_may_name_a_factory(wanted):
     assert found[0].spec == KernelSpec(
         "ops.kernels.rms_norm:rms_norm",
         {"M": 1, "N": 64, "eps": 0.5},
-        {"block_m": 1, "threads": 128},
+        {"block_m": 1, "threads": 128, "each": 1, "prefetch": False},
         SM90,
         pass_configs={"tl.disable_tma_lower": True},
         compile_flags=["-O3"],
@@ -340,7 +340,7 @@ def test_a_range_that_is_none_is_said_with_its_path(fault, given, says, listed):
         ({**RMS, "dtype": "int8"}, "workloads[1].dtype: dtype is 'int8'; "),
         ({**RMS, "schedule": {"block_m": 1}}, "workloads[1].schedule: "),
         (
-            {**RMS, "schedule": {"block_m": 1, "threads": 7}},
+            {**RMS, "schedule": {"block_m": 1, "threads": 7, "each": 1, "prefetch": False}},
             "workloads[1].schedule.threads: threads is 7; ",
         ),
         ({**RMS, "M": []}, "workloads[1].M is an empty list"),

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +17,10 @@ import click
 
 from tlcache import targets as target_names
 from tlcache.cli import options, render
+from tlcache.cli.signals import Terminated, terminable
 from tlcache.errors import CacheRootError, TargetError
 from tlcache.fingerprint import platform_name, tilelang_version
-from tlcache.store import layout
+from tlcache.store import layout, schedules
 from tlcache.store.trust import Trust
 from tlcache.targets import CPU, Target
 from tlcache.warm import plan, pool, shapes
@@ -50,6 +50,12 @@ def _print_schema(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     type=click.IntRange(1),
     help="Compiles at a time; by default what cores and memory allow.",
 )
+@click.option(
+    "--schedules",
+    "schedules_path",
+    metavar="FILE",
+    help="Tuned schedules, as `tlcache tune -o` writes them; the cache root gets them, too.",
+)
 @options.cache_dir
 @click.option("--dry-run", is_flag=True, help="Show what would be compiled, and compile nothing.")
 @click.option("--check", is_flag=True, help="Exit with 1 if anything is missing; compile nothing.")
@@ -76,6 +82,7 @@ def command(
     path: str,
     spellings: tuple[str, ...],
     jobs: int | None,
+    schedules_path: str | None,
     cache_dir: str | None,
     dry_run: bool,
     check: bool,
@@ -98,17 +105,28 @@ def command(
     # containers).
     os.umask(os.umask(0o022) | (0o002 if os.environ.get("TLCACHE_TRUST") == "group" else 0o022))
     document = shapes.load(path)
+    tuned = schedules.load(schedules_path) if schedules_path is not None else []
     if os.getcwd() not in sys.path:
         sys.path.append(
             os.getcwd()
         )  # factories of the project at hand, as `python -m` would find them
     chosen = _targets(document, path, spellings)
-    wanted = shapes.expand(document, path, chosen)
     root = layout.cache_root(cache_dir)
     if root.exists():
         Trust(root).check_root()
-    again = _command(path, spellings, cache_dir)
+    chooser = schedules.Chooser(root, tuned)
+    wanted = shapes.expand(document, path, chosen, chooser)
+    for unfit in chooser.unfit:
+        render.note(
+            f"note: the tuned schedule of {unfit.spec.title} ({unfit.spec.schedule_text}) does not "
+            "fit the kernel any more; it is left out"
+        )
+    again = _command(path, spellings, schedules_path, cache_dir)
     items = plan.make(wanted, root)
+    if check:
+        for item in items:
+            if chooser.missing(item.wanted.spec):
+                item.outcome = None  # a process that starts now would ask for another schedule
     todo = [item for item in items if item.outcome is None]
     if check or dry_run:
         for item in todo:
@@ -118,6 +136,11 @@ def command(
     plan.without_toolchain(todo)
     todo = [item for item in todo if item.outcome is None]
     interrupted = _compile(todo, root, jobs, timeout, keep_going, verbose)
+    chooser.install(
+        item.wanted.spec
+        for item in items
+        if item.outcome is not None and item.outcome.status in ("compiled", "present")
+    )
     code = _report(items, root, chosen, json_wanted, again)
     return 128 + interrupted if interrupted else code
 
@@ -143,11 +166,15 @@ def _targets(document: shapes.Shapes, path: str, spellings: tuple[str, ...]) -> 
         return [CPU]
 
 
-def _command(path: str, spellings: tuple[str, ...], cache_dir: str | None) -> str:
+def _command(
+    path: str, spellings: tuple[str, ...], schedules_path: str | None, cache_dir: str | None
+) -> str:
     """The command that compiles what is missing, as a shell takes it."""
     words = ["tlcache", "warm", "--shapes", path]
     for spelling in spellings:
         words += ["--target", spelling]
+    if schedules_path is not None:
+        words += ["--schedules", schedules_path]
     return shlex.join([*words, *(["--cache-dir", cache_dir] if cache_dir is not None else [])])
 
 
@@ -162,7 +189,7 @@ def _compile(
     """Compile what is left. Returns the signal that stopped it, or 0."""
     if not todo:
         return 0
-    with _progress(len(todo)) as progress, _terminable():
+    with _progress(len(todo)) as progress, terminable():
         try:
             for index, outcome in pool.run(
                 [item.wanted.spec for item in todo],
@@ -177,30 +204,9 @@ def _compile(
                 progress.ended(todo[index])
         except KeyboardInterrupt:
             return signal.SIGINT
-        except _Terminated:
+        except Terminated:
             return signal.SIGTERM
     return 0
-
-
-class _Terminated(BaseException):
-    pass
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM as an exception, so that the workers are ended before this process is."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise _Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Quiet:

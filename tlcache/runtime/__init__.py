@@ -9,6 +9,16 @@ from __future__ import annotations
 
 from tlcache.runtime.counters import Counters
 from tlcache.runtime.launcher import Launcher
-from tlcache.runtime.resolve import Resolver, counters, freeze, lookup, resolve
+from tlcache.runtime.resolve import (
+    Resolver,
+    capturing,
+    counters,
+    freeze,
+    lookup,
+    mark_ready,
+    resolve,
+    tuned,
+)
 
-__all__ = ["Counters", "Launcher", "Resolver", "counters", "freeze", "lookup", "resolve"]
+__all__ = ["Counters", "Launcher", "Resolver"]
+__all__ += ["capturing", "counters", "freeze", "lookup", "mark_ready", "resolve", "tuned"]

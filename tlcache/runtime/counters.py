@@ -19,6 +19,7 @@ class Counters(SimpleNamespace):
             missing.
         compiled: Compiled by TileLang in this process.
         failed: Neither.
+        after_ready: Of `disk` and `compiled`, those after `mark_ready()`.
         restore_seconds: Spent on loading records' libraries.
         compile_seconds: Spent in TileLang, for `disk` and `compiled`.
         saved_seconds: What the restored kernels took to compile, by their records.
@@ -29,6 +30,7 @@ class Counters(SimpleNamespace):
     disk: int
     compiled: int
     failed: int
+    after_ready: int
     restore_seconds: float
     compile_seconds: float
     saved_seconds: float
@@ -40,6 +42,7 @@ class Counters(SimpleNamespace):
             disk=0,
             compiled=0,
             failed=0,
+            after_ready=0,
             restore_seconds=0.0,
             compile_seconds=0.0,
             saved_seconds=0.0,

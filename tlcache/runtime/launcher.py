@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from tlcache.errors import RuntimeLibraryError
 from tlcache.fingerprint import tilelang_path
 from tlcache.spec import KernelSpec
+from tlcache.store import files
 from tlcache.store.record import Launch, Param
 
 __all__ = ["Launcher", "load"]
@@ -60,6 +61,8 @@ def load(path: str, launch: Launch) -> Callable[..., Any]:
 
 def _load_tvm_ffi(path: str, launch: Launch) -> Callable[..., Any]:
     tvm_ffi = _tvm_ffi()
+    if _calls_tilelang(path):
+        _native(_TILELANG)
     function = tvm_ffi.load_module(path)[launch.symbol]
     if not launch.outputs:
         return function  # type: ignore[no-any-return]
@@ -92,15 +95,33 @@ def _tvm_ffi() -> Any:
     with _collector_paused():
         import tvm_ffi
 
-    runtime = tilelang_path() / "lib" / "libtvm_runtime.so"
+    _native("libtvm_runtime.so")
+    return tvm_ffi
+
+
+_TILELANG = "libtilelang.so"
+_CALLED = (b"__tvm_tensormap_", b"__tvm_cuda_stream_")
+
+
+def _calls_tilelang(path: str) -> bool:
+    """Whether a library calls functions of TileLang's native library at each launch, as kernels do
+    that copy by tensor maps (TMA). Loading that library takes 30 to 100 ms, once.
+    """
+    data = files.read(path)
+    return any(name in data for name in _CALLED)
+
+
+@functools.cache
+def _native(name: str) -> None:
+    """Load one of TileLang's native libraries, without its Python."""
+    path = tilelang_path() / "lib" / name
     try:
-        ctypes.CDLL(str(runtime), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise RuntimeLibraryError(
-            f"TVM's runtime library cannot be loaded: {error}",
+            f"{name} cannot be loaded: {error}",
             hint="it comes with TileLang: `pip install tilelang`",
         ) from error
-    return tvm_ffi
 
 
 _C_TYPES = {"int32": ctypes.c_int32, "int64": ctypes.c_int64}

@@ -19,13 +19,15 @@ from tlcache.errors import CacheRootError, CaptureError, MissError, RuntimeLibra
 from tlcache.runtime.counters import Counters
 from tlcache.runtime.launcher import Launcher, load
 from tlcache.spec import KernelSpec
-from tlcache.store import closures, layout, record
+from tlcache.store import closures, layout, record, schedules
 from tlcache.store.trust import Trust
 
 if TYPE_CHECKING:
+    from tlcache.operators import Operator
     from tlcache.warm.compiling import Built
 
-__all__ = ["Resolver", "counters", "freeze", "lookup", "resolve"]
+__all__ = ["Resolver", "capturing", "counters", "freeze", "lookup", "mark_ready", "resolve"]
+__all__ += ["tuned"]
 
 _log = logging.getLogger(__name__)
 OnMiss = Literal["compile", "error"]
@@ -42,12 +44,12 @@ class Resolver:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.abspath(root)
         self.counters = Counters()
-        self.frozen = False
         self._memory: dict[KernelSpec, Launcher] = {}
         self._lock = threading.Lock()
         self._flights: dict[KernelSpec, threading.Lock] = {}
         self._trust: Trust | None = None
         self._recalled: set[str] = set()
+        self._schedules = False
 
     def resolve(self, spec: KernelSpec, on_miss: OnMiss = "compile") -> Launcher:
         """The launcher for a spec.
@@ -69,9 +71,9 @@ class Resolver:
             found = self._remembered(spec)
             if found is not None:
                 return found
-            if on_miss == "error" or self.frozen:
+            if on_miss == "error" or _process.frozen:
                 raise self._miss(spec)
-            if _capturing():
+            if capturing():
                 raise CaptureError(
                     f"{spec} is not compiled yet, and a CUDA graph is being captured",
                     hint="call it once before the capture, or `op.warmup(rows=[…])`; "
@@ -100,6 +102,31 @@ class Resolver:
                 if found is not None:
                     self._keep(found)
             return found
+
+    def tuned(self, operator: Operator, spec: KernelSpec) -> KernelSpec:
+        """The spec with the schedule that a tuner found best for it, else as it is.
+
+        Raises:
+            UntrustedRootError: Somebody else can write the cache root.
+        """
+        if not self._readable() or not self._has_schedules():
+            return spec
+        found = schedules.find(self.root, spec, self._trust)
+        if found is None:
+            return spec
+        if operator.accepts(found.spec):
+            return found.spec
+        _log.warning(
+            "the tuned schedule of %s (%s) does not fit the kernel any more; taking the default",
+            spec.title,
+            found.spec.schedule_text,
+        )
+        return spec
+
+    def _has_schedules(self) -> bool:
+        if not self._schedules:
+            self._schedules = os.path.isdir(os.path.join(self.root, "tlcache", "schedules"))
+        return self._schedules
 
     def _remembered(self, spec: KernelSpec) -> Launcher | None:
         found = self._memory.get(spec)
@@ -168,8 +195,17 @@ class Resolver:
         start = time.perf_counter()
         built = compiling.build(spec, self.root, keep=keep)
         launcher = self._launcher(spec, built)
+        seconds = time.perf_counter() - start
+        if _process.ready:
+            _log.warning(
+                "%s was compiled in %.1f s after this process was marked ready; %s",
+                spec,
+                seconds,
+                _warm_hint(spec),
+            )
         with self._lock:
-            self.counters.compile_seconds += time.perf_counter() - start
+            self.counters.compile_seconds += seconds
+            self.counters.after_ready += _process.ready
             if built.origin == "compiled":
                 self.counters.compiled += 1
             else:
@@ -189,7 +225,7 @@ class Resolver:
         return Launcher(spec, built.origin, built.kernel.torch_function)
 
     def _miss(self, spec: KernelSpec) -> MissError:
-        why = "resolving is frozen" if self.frozen else "compiling was ruled out"
+        why = "resolving is frozen" if _process.frozen else "compiling was ruled out"
         return MissError(
             f"{spec} is not in the cache {self.root}, and {why}", hint=_warm_hint(spec)
         )
@@ -211,7 +247,7 @@ def _warm_hint(spec: KernelSpec) -> str:
     )
 
 
-def _capturing() -> bool:
+def capturing() -> bool:
     """Whether torch is capturing a CUDA graph on the current stream. A CPU-only torch raises at the
     asking.
     """
@@ -221,6 +257,14 @@ def _capturing() -> bool:
     return bool(torch.cuda.is_current_stream_capturing())
 
 
+class _Process:
+    """What was said about this process as a whole."""
+
+    frozen = False
+    ready = False
+
+
+_process = _Process()
 _resolvers: dict[str, Resolver] = {}
 _resolvers_lock = threading.Lock()
 
@@ -250,6 +294,25 @@ def counters() -> Counters:
     return _current().counters
 
 
-def freeze() -> None:
-    """From here on, a miss is an error: nothing compiles in this process any more."""
-    _current().frozen = True
+def tuned(operator: Operator, spec: KernelSpec) -> KernelSpec:
+    """`Resolver.tuned` on the cache root that is in force."""
+    return _current().tuned(operator, spec)
+
+
+def freeze(frozen: bool = True) -> None:
+    """From here on a miss anywhere is an error: nothing compiles in this process any more.
+
+    Args:
+        frozen: False lets it compile again.
+    """
+    _process.frozen = frozen
+
+
+def mark_ready(ready: bool = True) -> None:
+    """Say that this process serves from here on: a compile is now an incident, which is logged as a
+    warning and counted in `counters().after_ready`.
+
+    Args:
+        ready: False takes it back.
+    """
+    _process.ready = ready

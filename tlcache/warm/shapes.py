@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,7 +33,7 @@ from pydantic import (
 from tlcache import operators
 from tlcache.closure import factory_digest
 from tlcache.errors import FactoryError, ShapesError, SpecError, TargetError
-from tlcache.operators import WorkloadError
+from tlcache.operators import Operator, WorkloadError
 from tlcache.spec import KernelSpec
 from tlcache.targets import Target, parse
 
@@ -97,7 +97,8 @@ class OpWorkload(_Model):
 
     op: StrictStr = Field(description="An installed operator, like rms_norm.")
     schedule: Literal["default"] | dict[str, Scalar] = Field(
-        "default", description="The operator's default schedule, or one of one's own."
+        "default",
+        description="The operator's default schedule (the tuned one, if there is), or one's own.",
     )
 
 
@@ -271,13 +272,23 @@ def targets(shapes: Shapes, path: str | Path) -> list[Target]:
     return list(found)
 
 
-def expand(shapes: Shapes, path: str | Path, chosen: Iterable[Target]) -> list[Wanted]:
+Choice = Callable[[Operator, KernelSpec], KernelSpec]
+"""What to compile where a document says `"schedule": "default"`: the tuned schedule, say."""
+
+
+def expand(
+    shapes: Shapes,
+    path: str | Path,
+    chosen: Iterable[Target],
+    choose: Choice = lambda operator, spec: spec,
+) -> list[Wanted]:
     """All kernels that a document asks for, without repeats, in the document's order.
 
     Args:
         shapes: The document.
         path: Its file, for messages.
         chosen: The targets to compile for.
+        choose: Chooses the schedule where the document leaves it open.
 
     Raises:
         ShapesError: An operator or factory is unknown, a value is impossible, or they are too many.
@@ -295,7 +306,7 @@ def expand(shapes: Shapes, path: str | Path, chosen: Iterable[Target]) -> list[W
     found: dict[KernelSpec, Wanted] = {}
     for target in chosen:
         for index, workload in enumerate(shapes.workloads):
-            for wanted in _expanded(workload, f"workloads[{index}]", path, target):
+            for wanted in _expanded(workload, f"workloads[{index}]", path, target, choose):
                 found.setdefault(wanted.spec, wanted)
     return list(found.values())
 
@@ -323,7 +334,11 @@ def _listed(values: Values) -> list[Scalar]:
 
 
 def _expanded(
-    workload: OpWorkload | FactoryWorkload, where: str, path: str | Path, target: Target
+    workload: OpWorkload | FactoryWorkload,
+    where: str,
+    path: str | Path,
+    target: Target,
+    choose: Choice,
 ) -> Iterator[Wanted]:
     fields = _fields(workload)
     for name, values in fields.items():
@@ -342,8 +357,11 @@ def _expanded(
         arguments = dict(zip(fields, combination, strict=True))
         try:
             if operator is not None and isinstance(workload, OpWorkload):
-                schedule = None if workload.schedule == "default" else dict(workload.schedule)
-                yield Wanted(operator.spec(arguments, target, schedule), where, operator.name)
+                if workload.schedule == "default":
+                    spec = choose(operator, operator.spec(arguments, target))
+                else:
+                    spec = operator.spec(arguments, target, dict(workload.schedule))
+                yield Wanted(spec, where, operator.name)
             elif isinstance(workload, FactoryWorkload):
                 factory_digest(workload.kernel)  # there is such a factory
                 yield Wanted(

@@ -4,10 +4,12 @@ RMSNorm and fused add + RMSNorm in bfloat16 over rows and widths; GEMM; the host
 Times are kernel durations, L2 flushed before each call, the variants in turn (`gpu_time.py`). Each
 variant's result is compared with a float64 reference before it is timed.
 
-A peer that cannot be imported, fails, hangs or is wrong is left out, and the report says why: each
-is tried in a process of its own before it is let into the measuring one. Our kernels, all candidate
-schedules included, are compiled by `tlcache warm` meanwhile, into a cache root of their own; the
-measuring process compiles none.
+Our kernels, all candidate schedules included, are compiled by `tlcache warm` while the peers are
+tried, into a cache root of their own; the measuring process compiles none.
+
+Here are our own variants, compiling them, measuring, and the command. What is measured is in
+`ops_cells.py`, what ours is measured against in `ops_peers.py`, and what it amounts to in
+`ops_report.py`. None of them imports this script: `ops` is the package, once `method` is imported.
 """
 
 from __future__ import annotations
@@ -16,32 +18,47 @@ import argparse
 import gc
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gpu_time
 import method
-from method import Failure, Goal
+from method import Failure
+from ops_cells import (
+    COPY,
+    DYNAMIC,
+    EPS,
+    EXACT,
+    HOST_N,
+    IN_PLACE,
+    OPS,
+    ROWS,
+    SIZES,
+    TUNED,
+    WIDTHS,
+    Cell,
+    Inputs,
+    Variant,
+    check,
+    chosen_cells,
+    explain,
+    functional_variant,
+    in_place_variant,
+)
+from ops_peers import CACHES, PEERS, Peers, probe, torch_variants, versions
+from ops_report import goals, plot, report
 
 from tlcache.spec import KernelSpec
 from tlcache.targets import Target
 from tlcache.warm import toolchain
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["Cell", "Variant", "goals", "main", "measure", "plot", "report"]
+__all__ = ["main", "measure"]
 
 METHOD = (
     "GPU times are kernel durations from torch.profiler, L2 flushed before each call, variants in "
@@ -51,151 +68,8 @@ METHOD = (
     "synchronization, in turn, medians of the rounds."
 )
 
-EPS = 1e-5
-TOLERANCE = 1.6e-2
-"""Of bfloat16, relative; as in the tests."""
-FLOORS = {"rms_norm": 1e-3, "fused_add_rms_norm": 1e-3, "gemm": 1.0}
-"""Where a value is smaller than this, the tolerance is taken of this."""
-
-OPS = ("rms_norm", "fused_add_rms_norm", "gemm", "host")
-ROWS = (1, 128, 2048, 32768)
-WIDTHS = (1024, 4096, 8192, 16384)
-SIZES = (4096, 8192)
-HOST_N = 4096
-COPY = "copy"
-EXACT, DYNAMIC, TUNED, IN_PLACE = "ops exact", "ops dynamic", "ops tuned", "ops in place"
-OURS = (EXACT, DYNAMIC, TUNED, IN_PLACE)
-
 FIRST_REPS = 10
 FINALISTS = 3
-GEMM_REPS = 20
-SHORT_ROWS = 128
-SHORT_FACTOR = 5
-"""Calls of few microseconds cost nothing to repeat: five times the repetitions up to 128 rows."""
-
-
-# --- what is measured ---
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One workload.
-
-    Attributes:
-        op: The operator.
-        M: Rows.
-        N: Elements a row; of GEMM, columns of the result.
-        K: Of GEMM: what is summed over.
-    """
-
-    op: str
-    M: int
-    N: int
-    K: int = 0
-
-    @property
-    def moved(self) -> int:
-        """Bytes that have to be read and written, without the weight of a norm."""
-        if self.op == "gemm":
-            return 2 * (self.M * self.K + self.N * self.K + self.M * self.N)
-        return 2 * self.M * self.N * (4 if self.op == "fused_add_rms_norm" else 2)
-
-    def reps(self, reps: int) -> int:
-        if self.op == "gemm":
-            return min(reps, GEMM_REPS)
-        return reps * SHORT_FACTOR if self.M <= SHORT_ROWS else reps
-
-    def __str__(self) -> str:
-        shape = f"M={self.M} N={self.N}"
-        return f"{self.op} {shape} K={self.K}" if self.op == "gemm" else f"{self.op} {shape}"
-
-
-def _cells(options: argparse.Namespace) -> list[Cell]:
-    norms = [op for op in ("rms_norm", "fused_add_rms_norm") if op in options.ops]
-    cells = [Cell(op, M, N) for op in norms for N in options.widths for M in options.rows]
-    if "gemm" in options.ops:
-        cells += [Cell("gemm", size, size, size) for size in options.sizes]
-    return cells
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to compute a cell.
-
-    Attributes:
-        call: Is timed.
-        outputs: Calls it on fresh inputs, and returns what is to be compared.
-    """
-
-    call: Callable[[], object]
-    outputs: Callable[[], Sequence[Tensor]]
-
-
-def _functional(call: Callable[[], Any]) -> Variant:
-    def outputs() -> Sequence[Tensor]:
-        made = call()
-        return made if isinstance(made, (tuple, list)) else (made,)
-
-    return Variant(call, outputs)
-
-
-def _in_place(call: Callable[[Tensor, Tensor], object], inputs: Inputs) -> Variant:
-    """A variant that writes x and the residual; values drift from call to call, and stay finite."""
-    x, residual = inputs.x.clone(), inputs.residual.clone()
-
-    def outputs() -> Sequence[Tensor]:
-        x.copy_(inputs.x)
-        residual.copy_(inputs.residual)
-        call(x, residual)
-        return x, residual
-
-    return Variant(lambda: call(x, residual), outputs)
-
-
-class Inputs:
-    """The tensors of a cell, on the GPU: the same in every process."""
-
-    def __init__(self, cell: Cell) -> None:
-        import torch
-
-        torch.manual_seed(cell.M + cell.N)
-        normal = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-        self.cell = cell
-        self.x = normal(cell.M, cell.K or cell.N)
-        self.weight = normal(cell.N, cell.K) if cell.op == "gemm" else normal(cell.N)
-        if cell.op == "fused_add_rms_norm":
-            self.residual = normal(cell.M, cell.N)
-
-    def reference(self) -> list[Tensor]:
-        """The results, in float32; a norm's are computed in float64, a few rows at a time."""
-        import torch
-
-        if self.cell.op == "gemm":
-            return [self.x.float() @ self.weight.float().T]
-        fused = self.cell.op == "fused_add_rms_norm"
-        parts: list[list[Tensor]] = [[], []]
-        for start in range(0, self.cell.M, 2048):
-            wide = self.x[start : start + 2048].double()
-            if fused:
-                wide += self.residual[start : start + 2048].double()
-                parts[1].append(wide.float())
-                wide = wide.bfloat16().double()
-            scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
-            parts[0].append((wide * scale * self.weight.double()).float())
-        return [torch.cat(part) for part in parts if part]
-
-
-def _check(variant: Variant, want: Sequence[Tensor], floor: float) -> None:
-    """Raise Failure where a variant's results are wrong."""
-    got = variant.outputs()
-    if len(got) != len(want):
-        raise Failure(f"wrong: {len(got)} results, not {len(want)}")
-    for index, (one, other) in enumerate(zip(got, want, strict=True)):
-        if one.shape != other.shape:
-            raise Failure(f"wrong: result {index} has shape {list(one.shape)}")
-        off = ((one.float() - other).abs() / other.abs().clamp(min=floor)).max().item()
-        if not off <= TOLERANCE:
-            raise Failure(f"wrong: result {index} is off by {off:.3g}, relative")
 
 
 # --- ours ---
@@ -246,247 +120,14 @@ def _candidates(cell: Cell, target: Target) -> list[dict[str, Any]]:
 
 def _bound(op: Any, inputs: Inputs, *, in_place: bool = False) -> Variant:
     if inputs.cell.op != "fused_add_rms_norm":
-        return _functional(lambda: op.forward(inputs.x, inputs.weight))
+        return functional_variant(lambda: op.forward(inputs.x, inputs.weight))
     if in_place:
-        return _in_place(lambda x, residual: op.forward(x, residual, inputs.weight), inputs)
-    return _functional(lambda: op.forward(inputs.x, inputs.residual, inputs.weight))
+        return in_place_variant(lambda x, residual: op.forward(x, residual, inputs.weight), inputs)
+    return functional_variant(lambda: op.forward(inputs.x, inputs.residual, inputs.weight))
 
 
 def _text(schedule: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in schedule.items())
-
-
-# --- peers ---
-
-
-def _torch(inputs: Inputs) -> dict[str, Variant]:
-    import torch
-
-    x, w = inputs.x, inputs.weight
-    if inputs.cell.op == "gemm":
-        columns = w.T.contiguous()
-        return {
-            "torch": _functional(lambda: torch.matmul(x, w.T)),
-            "torch, weight (K, N)": _functional(lambda: torch.matmul(x, columns)),
-        }
-    function = _torch_function(inputs.cell)
-    arguments = (x, inputs.residual, w) if inputs.cell.op == "fused_add_rms_norm" else (x, w)
-    return {"torch": _functional(lambda: function(*arguments))}
-
-
-def _torch_function(cell: Cell) -> Callable[..., Any]:
-    from torch.nn import functional
-
-    shape = (cell.N,)
-
-    def rms_norm(x: Tensor, w: Tensor) -> Tensor:
-        return functional.rms_norm(x, shape, w, EPS)
-
-    def fused_add_rms_norm(x: Tensor, residual: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        total = x + residual
-        return functional.rms_norm(total, shape, w, EPS), total
-
-    return rms_norm if cell.op == "rms_norm" else fused_add_rms_norm
-
-
-def _inductor(inputs: Inputs) -> dict[str, Variant]:
-    import torch
-
-    torch._dynamo.reset()  # a function may be compiled for eight shapes; each cell starts anew
-    compiled = torch.compile(_torch_function(inputs.cell), dynamic=False, fullgraph=True)
-    x, w = inputs.x, inputs.weight
-    arguments = (x, inputs.residual, w) if inputs.cell.op == "fused_add_rms_norm" else (x, w)
-    return {"Inductor": _functional(lambda: compiled(*arguments))}
-
-
-def _triton(inputs: Inputs) -> dict[str, Variant]:
-    from ops.triton import rms_norm_autotuned, rms_norm_captured
-
-    if inputs.cell.op != "rms_norm":
-        return {}
-    x, w = inputs.x, inputs.weight
-    # It tunes at the first call for an N, whatever M: let that be the one where it matters most.
-    rms_norm_autotuned(x.new_zeros(max(ROWS), inputs.cell.N), w, EPS)
-    return {
-        "Triton": _functional(lambda: rms_norm_captured(x, w, EPS)),
-        "Triton, autotuned": _functional(lambda: rms_norm_autotuned(x, w, EPS)),
-    }
-
-
-def _liger(inputs: Inputs) -> dict[str, Variant]:
-    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
-    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-
-    x, w = inputs.x, inputs.weight
-    if inputs.cell.op == "rms_norm":
-        apply = LigerRMSNormFunction.apply
-        return {"Liger": _functional(lambda: apply(x, w, EPS, 0.0, "llama", False))}
-    fused, residual = LigerFusedAddRMSNormFunction.apply, inputs.residual
-    return {"Liger": _functional(lambda: fused(x, residual, w, EPS, 0.0, "llama", False))}
-
-
-def _flashinfer(inputs: Inputs) -> dict[str, Variant]:
-    """With programmatic dependent launch, its default on this GPU, and without: its durations may
-    then include a wait for the kernel before.
-    """
-    from flashinfer import norm
-
-    x, w = inputs.x, inputs.weight
-    made: dict[str, Variant] = {}
-    for name, pdl in (("FlashInfer", None), ("FlashInfer, no PDL", False)):
-        if inputs.cell.op == "rms_norm":
-            made[name] = _functional(partial(norm.rmsnorm, x, w, EPS, enable_pdl=pdl))
-        else:
-            call = partial(norm.fused_add_rmsnorm, weight=w, eps=EPS, enable_pdl=pdl)
-            made[name] = _in_place(call, inputs)
-    return made
-
-
-def _quack(inputs: Inputs) -> dict[str, Variant]:
-    from quack.rmsnorm import rmsnorm_fwd
-
-    x, w = inputs.x, inputs.weight
-    if inputs.cell.op == "rms_norm":
-        return {"quack": _functional(lambda: rmsnorm_fwd(x, w, eps=EPS)[0])}
-    residual = inputs.residual
-    return {"quack": _functional(lambda: rmsnorm_fwd(x, w, residual=residual, eps=EPS)[:2])}
-
-
-PEERS: dict[str, Callable[[Inputs], dict[str, Variant]]] = {
-    "Inductor": _inductor,
-    "Triton": _triton,
-    "Liger": _liger,
-    "FlashInfer": _flashinfer,
-    "quack": _quack,
-}
-"""What stands beside `torch`; each takes a norm's cell and gives variants by name."""
-DISTRIBUTIONS = (
-    "triton",
-    "liger_kernel",
-    "flashinfer-python",
-    "quack-kernels",
-    "nvidia-cutlass-dsl",
-)
-CACHES = {
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "QUACK_CACHE_DIR": "quack",
-}
-"""Where the peers keep what they compile: in the run's directory, unless it is set already."""
-
-
-# --- trying the peers ---
-
-
-class Peers:
-    """The peers, each tried in a process of its own.
-
-    Attributes:
-        usable: The operators that each has shown to run, by peer.
-        failures: Why the others are left out, by peer and operator.
-    """
-
-    def __init__(self) -> None:
-        self.usable: dict[str, set[str]] = {}
-        self.failures: dict[str, str] = {}
-        self._running: dict[str, tuple[subprocess.Popen[bytes], Path, Path]] = {}
-        self._started = 0.0
-
-    def start(self, options: argparse.Namespace, place: Path) -> None:
-        """Begin to try all of them, at once."""
-        norms = [op for op in ("rms_norm", "fused_add_rms_norm") if op in options.ops]
-        self._started = time.perf_counter()
-        for name in options.peers if norms else ():
-            command = [sys.executable, os.path.abspath(__file__), "--probe", name]
-            command += ["--ops", ",".join(norms)]
-            command += ["--rows", ",".join(map(str, options.rows))]
-            command += ["--widths", ",".join(map(str, options.widths))]
-            out, err = place / f"{name}.out", place / f"{name}.err"
-            with out.open("wb") as stdout, err.open("wb") as stderr:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    start_new_session=True,
-                )
-            self._running[name] = (process, out, err)
-
-    def finish(self, limit: float) -> None:
-        """Wait for them, for so many seconds from their start, and end those that still run."""
-        for name, (process, out, err) in list(self._running.items()):
-            try:
-                code = process.wait(max(0.0, self._started + limit - time.perf_counter()))
-                ending = f"its process ended with {code}"
-            except subprocess.TimeoutExpired:
-                _end(process)
-                code, ending = 0, f"not done after {limit:g} s"
-            del self._running[name]
-            self._judge(name, out, err, ending, crashed=code != 0)
-
-    def end(self) -> None:
-        """End what still runs."""
-        while self._running:
-            _end(self._running.popitem()[1][0])
-
-    def _judge(self, name: str, out: Path, err: Path, ending: str, *, crashed: bool) -> None:
-        # A process that was ended after it had shown an operator to run is good enough: what it has
-        # not compiled yet, the measuring process does. One that crashed would take that one along.
-        usable = self.usable.setdefault(name, set())
-        told: set[str] = set()
-        for line in out.read_text(errors="replace").splitlines():
-            if not line.startswith("PROBE "):
-                continue
-            found = json.loads(line[len("PROBE ") :])
-            told.add(found["op"])
-            if found["error"] is None:
-                usable.add(found["op"])
-            else:
-                usable.discard(found["op"])
-                self.failures.setdefault(f"{name} {found['op']}", found["error"])
-        if crashed:
-            usable.clear()
-        if crashed or not told:
-            last = err.read_text(errors="replace").strip().splitlines()[-1:]
-            self.failures[name] = "; ".join([ending, *last])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a session, and all that it has started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
-
-
-def _probe(options: argparse.Namespace) -> None:
-    """Run one peer on all cells, which also fills its caches; say for each whether it ran."""
-    import torch
-
-    cells = _cells(options)
-    first = [next(cell for cell in cells if cell.op == op) for op in options.ops]
-    broken: set[str] = set()
-    with torch.no_grad():
-        for cell in [*first, *cells]:
-            if cell.op in broken:
-                continue
-            error = None
-            try:
-                for variant in PEERS[options.probe](Inputs(cell)).values():
-                    variant.call()
-                torch.cuda.synchronize()
-            except Exception as fault:
-                error = _reason(fault)
-                broken.add(cell.op)
-            print(f"PROBE {json.dumps({'op': cell.op, 'error': error})}", flush=True)
-
-
-def _reason(fault: BaseException) -> str:
-    lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
-    text = " … ".join([lines[0], lines[-1]] if len(lines) > 1 else lines)
-    return (text if isinstance(fault, Failure) else f"{type(fault).__name__}: {text}")[:400]
 
 
 # --- compiling ours ---
@@ -495,7 +136,7 @@ def _reason(fault: BaseException) -> str:
 def _wanted(options: argparse.Namespace, target: Target) -> list[KernelSpec]:
     """Each kernel that a run needs, once."""
     found: dict[KernelSpec, None] = {}
-    for cell in _cells(options):
+    for cell in chosen_cells(options):
         for op in _our_ops(cell).values():
             found[_spec(cell, op, target)] = None
         for schedule in _candidates(cell, target) if options.tune else ():
@@ -573,7 +214,7 @@ def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     if nvcc := toolchain.nvcc():
         os.environ.setdefault("CUDA_HOME", str(Path(nvcc).parent.parent))  # for FlashInfer
     root = Path(options.cache_dir).absolute() if options.cache_dir else place / "root"
-    peers = Peers()
+    peers = Peers(os.path.abspath(__file__))
     kernels = _wanted(options, target)
     _say(f"compiling {len(kernels)} kernels for {target}, and trying {', '.join(options.peers)}")
     try:
@@ -588,7 +229,7 @@ def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
         "benchmark": "ops",
         "method": METHOD,
         "target": target.name,
-        "peers": {name: _version(name) for name in DISTRIBUTIONS},
+        "peers": versions(),
         "failures": peers.failures,
         "cells": [],
         "unmeasured": [],
@@ -599,23 +240,16 @@ def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
         if "host" in options.ops:
             document["host_time"] = _host_time(options)
             _say("host times: done")
-        for cell in _cells(options):
+        for cell in chosen_cells(options):
             if time.perf_counter() - _START > options.limit:
                 document["unmeasured"].append(f"{cell}: not begun within {options.limit:g} s")
                 continue
             try:
                 document["cells"].append(_measure_cell(cell, peers, errors, options, target))
             except Exception as fault:
-                document["unmeasured"].append(f"{cell}: {_reason(fault)}")
+                document["unmeasured"].append(f"{cell}: {explain(fault)}")
                 _say(document["unmeasured"][-1])
     return document
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _measure_cell(
@@ -632,10 +266,10 @@ def _measure_cell(
     def sound(name: str, make: Callable[[], Variant]) -> Variant | None:
         try:
             variant = make()
-            _check(variant, want, FLOORS[cell.op])
+            check(variant, cell.op, want)
             return variant
         except Exception as fault:
-            failures[name] = _reason(fault)
+            failures[name] = explain(fault)
             return None
 
     def ours(name: str, op: Any) -> Variant | None:
@@ -652,13 +286,13 @@ def _measure_cell(
     our_ops = _our_ops(cell)
     for name, op in our_ops.items():
         variants[name] = ours(name, op)
-    made = _torch(inputs)
+    made = torch_variants(inputs)
     for name, factory in PEERS.items() if cell.op != "gemm" else ():
         if cell.op in peers.usable.get(name, ()):
             try:
                 made.update(factory(inputs))
             except Exception as fault:
-                failures[name] = _reason(fault)
+                failures[name] = explain(fault)
     for name, variant in made.items():
         variants[name] = sound(name, lambda variant=variant: variant)
     schedules = _candidates(cell, target) if options.tune else []
@@ -764,362 +398,6 @@ def _host_time(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-# --- what it amounts to ---
-
-
-def _peers_of(cell: Mapping[str, Any]) -> list[str]:
-    return [name for name in cell["us"] if name not in OURS and name != COPY]
-
-
-def _fastest(cell: Mapping[str, Any], figure: str = "us") -> tuple[str, float] | None:
-    """The fastest peer of a cell, and its time."""
-    found = [(cell["us"][name][figure], name) for name in _peers_of(cell)]
-    return (min(found)[1], min(found)[0]) if found else None
-
-
-def _to_peer(cell: Mapping[str, Any], figure: str = "us") -> float | None:
-    """The time of our default kernel over that of the fastest peer."""
-    peer = _fastest(cell, figure)
-    return cell["us"][EXACT][figure] / peer[1] if peer and EXACT in cell["us"] else None
-
-
-def _to_tuned(cell: Mapping[str, Any], figure: str = "us") -> float | None:
-    if EXACT not in cell["us"] or TUNED not in cell["us"]:
-        return None
-    return cell["us"][EXACT][figure] / cell["us"][TUNED][figure]
-
-
-def _bandwidth(cell: Mapping[str, Any], name: str) -> float | None:
-    """TB/s, read and written."""
-    if name not in cell["us"]:
-        return None
-    moved = 4 * cell["M"] * cell["N"] if name == COPY else cell["bytes"]
-    return moved / cell["us"][name]["us"] / 1e6
-
-
-def _of_copy(cell: Mapping[str, Any], best: float | None) -> float | None:
-    """Our bandwidth over a copy's: of the same tensor for RMSNorm, which moves the same bytes; else
-    over the best that a copy reached in the run.
-    """
-    ours = _bandwidth(cell, EXACT)
-    copy = _bandwidth(cell, COPY) if cell["op"] == "rms_norm" else best
-    return ours / copy if ours and copy else None
-
-
-def _best_copy(document: Mapping[str, Any]) -> float | None:
-    """The best copy bandwidth among the cells with the most rows: shorter copies end in L2."""
-    norms = [cell for cell in document["cells"] if cell["op"] != "gemm"]
-    rows = max((cell["M"] for cell in norms), default=0)
-    found = [_bandwidth(cell, COPY) or 0.0 for cell in norms if cell["M"] == rows]
-    return max(found, default=0.0) or None
-
-
-def _of(cells: Iterable[Mapping[str, Any]], op: str) -> list[Mapping[str, Any]]:
-    return [cell for cell in cells if cell["op"] == op]
-
-
-def _worst(
-    cells: Sequence[Mapping[str, Any]],
-    value: Callable[[Mapping[str, Any]], float | None],
-    choose: Callable[..., Any],
-    bound: float,
-) -> tuple[float | None, str]:
-    """The worst value, and where, and in how many cells the bound is missed."""
-    found = [(value(cell), f"M={cell['M']} N={cell['N']}") for cell in cells]
-    known = [(one, where) for one, where in found if one is not None]
-    if not known:
-        return None, "no cell"
-    worst, where = choose(known)
-    beyond = sum(choose(one, bound) != bound for one, _ in known)
-    missing = len(found) - len(known)
-    counted = f"worst of {len(known)}" + (f", {missing} not known" if missing else "")
-    return worst, f"{where}, {counted}, {beyond} missed"
-
-
-def goals(document: Mapping[str, Any]) -> list[Goal]:
-    """The goals of what was measured."""
-    found: list[Goal] = []
-    best = _best_copy(document)
-    for op in ("rms_norm", "fused_add_rms_norm"):
-        cells = _of(document["cells"], op)
-        if not cells:
-            continue
-        for what, ratio, bound in (
-            ("slower than the fastest peer", _to_peer, 1),
-            ("default slower than tuned", _to_tuned, 3),
-        ):
-            for figure, how in (("us", "medians"), ("middle_mean", "means of the middle half")):
-                worst, where = _worst(cells, partial(ratio, figure=figure), max, 1 + bound / 100)
-                value = None if worst is None else 100 * (worst - 1)
-                found.append(
-                    Goal(f"{op}, {what} by ({how}; {where})", value, bound, least=False, unit=" %")
-                )
-        long = [cell for cell in cells if cell["M"] == 32768 and cell["N"] >= 4096]
-        if long:
-            worst, where = _worst(long, partial(_of_copy, best=best), min, 0.98)
-            value = None if worst is None else 100 * worst
-            found.append(
-                Goal(f"{op}, bandwidth to a copy's ({where})", value, 98, least=True, unit=" %")
-            )
-    for cell in _of(document["cells"], "gemm"):
-        ratio = _to_peer(cell)
-        found.append(
-            Goal(
-                f"gemm {cell['M']}^3, speed to torch.matmul's",
-                None if ratio is None else 100 / ratio,
-                90 if cell["M"] >= 8192 else 80,
-                least=True,
-                unit=" %",
-            )
-        )
-    if host := document.get("host_time"):
-        ratios = _host_ratios(host)
-        found.append(Goal("host time, ops.rms_norm to F.rms_norm", ratios[0], 1, least=False))
-        found.append(Goal("host time, ops.RMSNorm to nn.RMSNorm", ratios[1], 1, least=False))
-    return found
-
-
-def _host_ratios(host: Mapping[str, Any]) -> list[float]:
-    pairs = (("ops.rms_norm", "F.rms_norm"), ("ops.RMSNorm", "torch.nn.RMSNorm"))
-    return [
-        statistics.median(method.ratios(host["us"][ours]["samples"], host["us"][theirs]["samples"]))
-        for ours, theirs in pairs
-    ]
-
-
-def _percent(value: float | None, *, over: bool = False) -> str:
-    if value is None:
-        return "–"
-    return f"{100 * (value - 1):+.1f} %" if over else f"{100 * value:.1f} %"
-
-
-def _columns(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """All variants of some cells: the copy, ours, the peers."""
-    names = list(dict.fromkeys(name for cell in cells for name in cell["us"]))
-    ours = [name for name in OURS if name in names]
-    peers = [name for name in names if name not in ours and name != COPY]
-    return [*([COPY] if COPY in names else []), *ours, *peers]
-
-
-def report(document: Mapping[str, Any]) -> None:
-    """Print tables, goals, and what was left out."""
-    best = _best_copy(document)
-    for op in ("rms_norm", "fused_add_rms_norm"):
-        cells = _of(document["cells"], op)
-        if not cells:
-            continue
-        columns = _columns(cells)
-        rows = []
-        for cell in cells:
-            times = [
-                f"{cell['us'][name]['us']:.2f}" if name in cell["us"] else "–" for name in columns
-            ]
-            bandwidths = [_bandwidth(cell, name) for name in (EXACT, COPY)]
-            rows.append(
-                [
-                    str(cell["N"]),
-                    str(cell["M"]),
-                    *times,
-                    _percent(_to_peer(cell), over=True),
-                    _percent(_to_tuned(cell), over=True),
-                    *(f"{one:.2f}" if one else "–" for one in bandwidths),
-                    _percent(_of_copy(cell, best)),
-                ]
-            )
-        print(f"{op}, bf16, GPU time in µs; TB/s read and written")
-        print()
-        tail = ["to peer", "to tuned", "TB/s", "copy TB/s", "of copy"]
-        print(method.table(["N", "M", *columns, *tail], rows))
-        print()
-        print(method.table(["N", "M", "default", "fastest candidate"], _schedules(cells)))
-        print()
-    if cells := _of(document["cells"], "gemm"):
-        columns = _columns(cells)
-        rows = []
-        for cell in cells:
-            flops = 2 * cell["M"] * cell["N"] * cell["K"]
-            speeds = [
-                f"{flops / cell['us'][name]['us'] / 1e6:.1f}" if name in cell["us"] else "–"
-                for name in columns
-            ]
-            ratio = _to_peer(cell)
-            rows.append(
-                [
-                    f"{cell['M']}^3",
-                    *speeds,
-                    _percent(1 / ratio if ratio else None),
-                    _percent(_to_tuned(cell), over=True),
-                ]
-            )
-        print("gemm, bf16, TFLOP/s")
-        print()
-        print(method.table(["M=N=K", *columns, "to torch", "to tuned"], rows))
-        print()
-        print(method.table(["N", "M", "default", "fastest candidate"], _schedules(cells)))
-        print()
-    if host := document.get("host_time"):
-        print(f"host time of one eager call, M=1 N={host['N']} bf16, in µs")
-        print()
-        shown = [
-            [name, *(f"{found[figure]:.2f}" for figure in ("median", "min", "max"))]
-            for name, found in host["us"].items()
-        ]
-        print(method.table(["call", "median", "min", "max"], shown))
-        print()
-    for name, reason in document["failures"].items():
-        print(f"left out: {name}: {reason}")
-    for cell in document["cells"]:
-        for name, reason in cell["failures"].items():
-            print(f"left out: {cell['op']} M={cell['M']} N={cell['N']}: {name}: {reason}")
-    for text in document["unmeasured"]:
-        print(f"not measured: {text}")
-    for goal in goals(document):
-        print(goal)
-
-
-def _schedules(cells: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    return [
-        [str(cell["N"]), str(cell["M"]), cell["default"], cell["tuned"] or "–"] for cell in cells
-    ]
-
-
-# --- plot ---
-
-_LOOKS = {
-    EXACT: ("#c1121f", "D", 46),
-    TUNED: ("#ff8fa3", "D", 26),
-    DYNAMIC: ("#7a0910", "P", 34),
-    IN_PLACE: ("#e07b00", "D", 34),
-    "torch": ("#555555", "s", 22),
-    "Inductor": ("#1f77b4", "o", 26),
-    "Triton": ("#2ca02c", "^", 28),
-    "Triton, autotuned": ("#98c98a", "^", 22),
-    "Liger": ("#17a2b8", "v", 28),
-    "FlashInfer": ("#76b900", "<", 26),
-    "FlashInfer, no PDL": ("#b5c99a", "<", 20),
-    "quack": ("#8e5bd0", ">", 28),
-}
-_CEILING, _BASE = 1.6, 0.88
-
-
-def plot(document: Mapping[str, Any], path: str) -> None:
-    """Draw the norms: a panel an operator and M, time relative to the fastest peer over N.
-
-    Args:
-        document: What `measure` returns, or a file of `--json`.
-        path: Where to; the suffix says the format.
-
-    Raises:
-        Failure: matplotlib is not installed, or there is nothing to draw.
-    """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as missing:
-        raise Failure(
-            f"--plot needs matplotlib, which is not installed ({missing}); `pip install matplotlib`"
-        ) from missing
-    norms = [cell for cell in document["cells"] if cell["op"] != "gemm" and _fastest(cell)]
-    if not norms:
-        raise Failure("there is nothing to draw: no norm was measured together with a peer")
-    kinds = list(dict.fromkeys(cell["op"] for cell in norms))
-    counts = sorted({cell["M"] for cell in norms})
-    widths = sorted({cell["N"] for cell in norms})
-    names = [name for name in _LOOKS if any(name in cell["us"] for cell in norms)]
-    figure, axes = pyplot.subplots(
-        len(kinds),
-        len(counts),
-        figsize=(1.2 + 3.3 * len(counts), 1.1 + 3.0 * len(kinds)),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    handles: dict[str, Any] = {}
-    for row, kind in enumerate(kinds):
-        for column, count in enumerate(counts):
-            panel = axes[row][column]
-            panel.axhline(1, color="#333333", linewidth=0.9, zorder=1)
-            panel.grid(axis="y", color="#e6e6e6", linewidth=0.6, zorder=0)
-            for edge in range(len(widths) - 1):
-                panel.axvline(edge + 0.5, color="#e6e6e6", linewidth=0.6, zorder=0)
-            for cell in norms:
-                if (cell["op"], cell["M"]) == (kind, count):
-                    _draw(panel, cell, widths.index(cell["N"]), names, handles)
-            panel.set_title(f"{kind}, M = {count}", fontsize=9.5)
-            panel.set_xticks(range(len(widths)), [str(width) for width in widths], fontsize=8.5)
-            panel.set_xlim(-0.5, len(widths) - 0.5)
-            panel.set_ylim(_BASE, _CEILING + 0.1)
-            panel.tick_params(axis="y", labelsize=8.5)
-            panel.tick_params(axis="x", length=0)
-            for side in ("top", "right"):
-                panel.spines[side].set_visible(False)
-            if row == len(kinds) - 1:
-                panel.set_xlabel("N", fontsize=9)
-            if column == 0:
-                panel.set_ylabel("time / fastest peer's", fontsize=9)
-    figure.legend(
-        [handles[name] for name in names],
-        names,
-        loc="outside lower center",
-        ncols=min(len(names), 6 if len(counts) > 2 else 3),
-        fontsize=8.5,
-        frameon=False,
-    )
-    device = (document.get("host") or {}).get("gpu") or document["target"]
-    figure.suptitle(
-        f"GPU time on {device}, bf16: below 1 is faster than every peer; "
-        f"numbers at the top are beyond the scale",
-        fontsize=10,
-    )
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-
-
-def _draw(
-    panel: Any, cell: Mapping[str, Any], place: int, names: Sequence[str], handles: dict[str, Any]
-) -> None:
-    """One cell: a mark a variant, side by side, ours first."""
-    peer = _fastest(cell)
-    assert peer is not None
-    step = 0.76 / max(1, len(names) - 1)
-    beyond = 0
-    for index, name in enumerate(names):
-        color, marker, size = _LOOKS[name]
-        drawn = handles.get(name)
-        if name in cell["us"]:
-            value = cell["us"][name]["us"] / peer[1]
-            x = place - 0.38 + index * step
-            clipped = min(max(value, _BASE + 0.01), _CEILING)
-            ours = name in OURS
-            drawn = panel.scatter(
-                [x],
-                [clipped],
-                s=size,
-                c=color,
-                marker=marker,
-                linewidths=0.6 if ours else 0,
-                edgecolors="black" if ours else "none",
-                zorder=4 if ours else 3,
-                clip_on=False,
-            )
-            if value > _CEILING:
-                panel.annotate(
-                    f"{value:.1f}",
-                    (x, _CEILING),
-                    xytext=(0, 5 + 8 * (beyond % 2)),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=6.5,
-                    color=color,
-                )
-                beyond += 1
-        if drawn is not None:
-            handles[name] = drawn
-
-
 # --- the command ---
 
 
@@ -1172,7 +450,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     options = _arguments()
     if options.probe:
-        _probe(options)
+        probe(options)
         return
     if options.shapes:
         kernels = _wanted(options, method.target(options.target))

@@ -69,7 +69,7 @@ def default_schedule(workload: FusedAddRMSNormWorkload, target: Target) -> dict[
 
     On CUDA, measured on an H200 in bfloat16 at N = 1024 to 16384 and M = 1 to 32768: from N = 4096
     on 512 threads a row with the weight loaded early are the best or within 1 % of it, whatever M
-    is. Rows of up to 1024 share a block of 128 threads where there are more than 32. On the CPU
+    is. Rows of up to 1024 share a block of 128 or 256 threads. On the CPU
     there is one schedule.
     """
     if not target.is_cuda:

@@ -68,8 +68,8 @@ def default_schedule(workload: RMSNormWorkload, target: Target) -> dict[str, Val
     to 32) wait for latencies: 8 elements a thread, in 128 to 512 threads, and the weight is loaded
     early. More rows wait for memory: 256 threads a row; rows of up to 4096 elements go by twos or,
     from M = 8192 on, by fours, those of up to 8192 by twos there. Rows of up to 1024 share a block
-    of 128 threads. A symbolic M gets one row a group, so that it serves both; the weight is loaded
-    early where registers allow. On the CPU there is one schedule.
+    where there are many. A symbolic M gets one row a group, so that it serves both; the weight is
+    loaded early where registers allow. On the CPU there is one schedule.
     """
     if not target.is_cuda:
         return dict(rows.CPU_SCHEDULE)

@@ -274,11 +274,11 @@ def default_schedule(M: int | str, N: int, dtype: str, inputs: int = 1) -> dict[
     count = 0 if M == "dynamic" else int(M)
     few = 0 < count <= FEW
     if size <= 2048:  # 1024 elements of 2 bytes
-        lanes = 32
-        while lanes * (32 if count > FEW else 16) < size and lanes < 128:
+        lanes, share = 32, 16 if count < 1024 and not (few and inputs > 1) else 32
+        while lanes * share < size and lanes < 128:
             lanes *= 2
-        block_m = 128 // lanes
-        return _schedule(block_m, 128, 1, count <= FEW)
+        threads = 256 if FEW < count < 1024 else 128
+        return _schedule(threads // lanes, threads, 1, count <= FEW)
     if few or inputs > 1:
         return _schedule(1, _threads(size, inputs, 16, 512), 1, True)
     threads = _threads(size, inputs, 32, 256)

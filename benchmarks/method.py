@@ -66,6 +66,7 @@ __all__ = [
     "write_shapes",
 ]
 
+_STARTED = time.perf_counter()
 _DROPPED = ("TLCACHE_", "TILELANG_")
 _SCRIPT = shutil.which("tlcache", path=os.path.dirname(sys.executable))
 TLCACHE: list[str] = (
@@ -250,9 +251,13 @@ def interleaved(
 
 
 def note(text: str) -> None:
-    """What is being done, on one line of a terminal that the next one replaces."""
+    """What is being done: on one line of a terminal that the next one replaces, else on lines with
+    the time since the start, so that a run that was cut short tells how far it came.
+    """
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(f"[{time.perf_counter() - _STARTED:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -256,11 +258,11 @@ def _starts(place: Path, options: argparse.Namespace) -> dict[str, dict[str, lis
     def cold(variant: str) -> dict[str, Any]:
         taken[variant] += 1
         env = _environment(place / f"{variant}-{taken[variant]}")
-        return method.answer(COLD, {**job, "variant": variant}, env)[0]
+        return _told(method.answer(COLD, {**job, "variant": variant}, env)[0])
 
     def warm(variant: str) -> dict[str, Any]:
         env = _environment(place / f"{variant}-1")
-        return method.answer(WARM, {**job, "variant": variant}, env)[0]
+        return _told(method.answer(WARM, {**job, "variant": variant}, env)[0])
 
     method.note("starting on empty caches")
     empty = method.interleaved(list(VARIANTS), options.cold_rounds, cold, discarded=0)
@@ -268,6 +270,13 @@ def _starts(place: Path, options: argparse.Namespace) -> dict[str, dict[str, lis
     # The first round is thrown away: it compiles what only it needs, for many rows.
     full = method.interleaved(list(VARIANTS), options.rounds, warm)
     return {"empty": empty, "full": full}
+
+
+def _told(sample: dict[str, Any]) -> dict[str, Any]:
+    """A sample, once it stands in the log: a run takes minutes."""
+    if not sys.stderr.isatty():
+        method.note(json.dumps(sample))
+    return sample
 
 
 def _tunings(place: Path, options: argparse.Namespace) -> dict[str, list[Any]]:
@@ -281,6 +290,7 @@ def _tunings(place: Path, options: argparse.Namespace) -> dict[str, list[Any]]:
             taken += 1
         env = _environment(place / f"tuned-{taken if state == 'empty' else 1}")
         sample = method.answer(TUNE, {**job, "cache_results": state != "kernels"}, env)[0]
+        _told(sample)
         if (state == "results") == bool(sample["timed"]):
             raise Failure(f"on {TUNED[state]}, {sample['timed']} configurations were timed")
         return sample

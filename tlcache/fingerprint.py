@@ -12,15 +12,20 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tlcache.errors import RuntimeLibraryError
 
 __all__ = [
+    "facts_text",
+    "glibc_version",
     "key_facts",
+    "key_variables",
     "platform_name",
     "tilelang_path",
     "tilelang_version",
+    "torch_version",
     "tvm_ffi_version",
     "versions",
 ]
@@ -31,13 +36,23 @@ _KEY_VARIABLES = ("TILELANG_LAYOUT_COST_MODEL",)
 
 def key_facts() -> str:
     """What an action key says of the environment, as canonical JSON."""
-    return _key_facts(*(os.environ.get(name, "").strip() for name in _KEY_VARIABLES))
+    return _key_facts(*key_variables().values())
 
 
 @functools.cache
 def _key_facts(*variables: str) -> str:
-    facts = {**versions(), **{n: v for n, v in zip(_KEY_VARIABLES, variables, strict=True) if v}}
+    return facts_text(versions(), dict(zip(_KEY_VARIABLES, variables, strict=True)))
+
+
+def facts_text(versions: Mapping[str, str], variables: Mapping[str, str]) -> str:
+    """The text of `key_facts` in an environment of these versions and variables."""
+    facts = {**versions, **{name: value for name, value in variables.items() if value}}
     return json.dumps(facts, sort_keys=True, separators=(",", ":"))
+
+
+def key_variables() -> dict[str, str]:
+    """The variables that `key_facts` counts, empty where they are not set."""
+    return {name: os.environ.get(name, "").strip() for name in _KEY_VARIABLES}
 
 
 @functools.cache
@@ -99,6 +114,26 @@ def tvm_ffi_version() -> str:
     return _distribution_version(
         "apache_tvm_ffi", Path(next(iter(spec.submodule_search_locations)))
     )
+
+
+@functools.cache
+def torch_version() -> str | None:
+    """The version of the installed torch, None where there is none. It is not imported."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    try:
+        return _distribution_version("torch", Path(next(iter(spec.submodule_search_locations))))
+    except RuntimeLibraryError:
+        return None
+
+
+def glibc_version() -> str | None:
+    """The C library of this process, like `glibc 2.36`; None where it is another one."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or None
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 @functools.cache

@@ -8,8 +8,6 @@ is never hit on an H100. Who really wants `sm_90` says so with a dict, which is 
 
 from __future__ import annotations
 
-import ctypes
-import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -186,6 +184,8 @@ def parse(spelling: str | Mapping[str, object]) -> Target:
         return for_capability(int(match[1]), int(match[2]))
     if capability := _GPU_NAMES.get(re.sub(r"[\s_-]|nvidia", "", low)):
         return for_capability(*capability)
+    import difflib
+
     near = difflib.get_close_matches(low, _SUGGESTED, 1)
     raise TargetError(
         f"unknown target {text!r}",
@@ -238,6 +238,8 @@ def detect(spelling: str = "auto") -> Target:
 
 
 def _driver_capability() -> tuple[int, int] | None:
+    import ctypes
+
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,4 +1,6 @@
-"""What the tests of `ls` and `inspect` share: a root that a module's own program makes, once."""
+"""What the tests of commands share: a root that a module's own program makes, once, and one of many
+TileLang releases.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,55 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session")
+def mixed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of `tests/store/test_mixed_root.py`, to be read only."""
+    root = tmp_path_factory.mktemp("mixed") / "root"
+    with tarfile.open(Path(__file__).parents[1] / "store/fixtures/mixed_root.tar.xz") as archive:
+        for member in archive:
+            path = root / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = archive.extractfile(member)
+            assert file is not None
+            path.write_bytes(file.read())
+    return root
+
+
+@pytest.fixture
+def mixed(mixed_root: Path, cache_root: Path) -> Path:
+    """A copy of that root, in force for the test's commands."""
+    shutil.copytree(mixed_root, cache_root)
+    return cache_root
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Callable[..., list[str]]:
+    """Run `tlcache` on a terminal of some width; the lines that it shows."""
+    import pexpect
+
+    def terminal(*arguments: str, width: int = 80, **env: str) -> list[str]:
+        child = pexpect.spawn(
+            sys.executable,
+            ["-c", "from tlcache.cli import main; main()", *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": str(width), **env},
+            dimensions=(200, width),
+            encoding="utf-8",
+            timeout=60,
+        )
+        child.expect(pexpect.EOF)
+        child.close()
+        assert child.exitstatus == 0, child.before
+        return [line.rstrip() for line in child.before.splitlines()]
+
+    return terminal
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +79,10 @@ def test_json_has_every_fact_of_a_record_and_null_for_what_an_entry_does_not_tel
             "tilelang": tilelang_version(),
             "platform": platform_name(),
             "backend": "cython",
+            "target": "cpu",
+            "toolkit": None,
+            "machine": platform_name().partition("-")[2],
+            "payload": None,
             "bytes": size(path),
         }
         if data is None:
@@ -87,9 +93,7 @@ def test_json_has_every_fact_of_a_record_and_null_for_what_an_entry_does_not_tel
                 **known,
                 "kernel": "scale",
                 "params": [{"dtype": "float32", "shape": shape}] * 2,
-                **dict.fromkeys(
-                    ("target", "toolkit", "host", "op", "workload", "schedule", "record")
-                ),
+                **dict.fromkeys(("host", "op", "workload", "schedule", "record")),
             }
         else:
             m, n = data["spec"]["workload"]["M"], data["spec"]["workload"]["N"]
@@ -97,8 +101,6 @@ def test_json_has_every_fact_of_a_record_and_null_for_what_an_entry_does_not_tel
             assert entry == {
                 **known,
                 "kernel": "rms_norm",
-                "target": "cpu",
-                "toolkit": None,
                 "host": data["toolkit"]["host_compiler"],
                 "params": [{"dtype": dtype, "shape": shape} for shape in ([m, n], [n], [m, n])],
                 "op": "rms_norm",
@@ -112,8 +114,9 @@ def test_json_has_every_fact_of_a_record_and_null_for_what_an_entry_does_not_tel
     assert told["totals"] == {
         "entries": 4,
         "bytes": sum(entry["bytes"] for entry in told["entries"]),
-        "targets": {"cpu": 2, "unknown": 2},
+        "targets": {"cpu": 4},
         "tilelang": {tilelang_version(): 4},
+        "others": {},
     }
 
 
@@ -137,8 +140,8 @@ def test_in_a_pipe_a_listing_is_lines_with_tabs_and_the_totals_go_to_stderr(tlca
             "block_m=1 threads=1 each=1 prefetch=False",
             "cpu",
         ],
-        ["scale", "[32,8] [32,8]", "–", "–"],
-        ["scale", "[size,8] [size,8]", "–", "–"],
+        ["scale", "[32,8] [32,8]", "–", "cpu"],
+        ["scale", "[size,8] [size,8]", "–", "cpu"],
     ]
     keys = {place.key[:12]: place.path for place in layout.entries(root)}
     assert {row[0] for row in rows} == set(keys)
@@ -148,7 +151,7 @@ def test_in_a_pipe_a_listing_is_lines_with_tabs_and_the_totals_go_to_stderr(tlca
         assert row[8].endswith(" ago")
     assert [row[5] == "–" for row in rows] == [False, False, True, True]
     total = sum(map(size, keys.values()))
-    assert ran.err == f"4 kernels, {total / 1024:.0f} KiB in {home(root)}      cpu 2 · unknown 2\n"
+    assert ran.err == f"4 kernels, {total / 1024:.0f} KiB in {home(root)}      cpu 4\n"
 
 
 def test_on_a_terminal_a_listing_is_a_table_in_columns(root, tmp_path):
@@ -187,6 +190,8 @@ def test_a_listing_is_sorted_by_what_is_asked_for(tlcache, root):
         # The newer of access and change counts, whichever it is.
         times = (now - rank * 1000, now - 9000)
         os.utime(paths[key] / "kernel_lib.so", times if rank % 2 else times[::-1])
+    for path in layout.records(root):
+        os.utime(path, (1, 1))  # a record that is read is a use of its kernel, too
     for rank, key in enumerate(created):
         os.utime(paths[key], (now - rank * 1000,) * 2)
 
@@ -204,6 +209,21 @@ def test_a_listing_is_sorted_by_what_is_asked_for(tlcache, root):
         entry["params"][0]["shape"][0] for entry in tlcache("ls", "--json").json["entries"]
     ]
     assert workloads == [16, 128, 32, "size"]
+
+
+def test_what_is_no_kernel_is_counted_beside_the_kernels(tlcache, root):
+    version = root / tilelang_version()
+    (version / platform_name() / ".staging" / "half").mkdir()
+    (version / platform_name() / ".staging/half/kernel_lib.so").write_bytes(b"x" * 2048)
+    (version / "note.txt").write_text("ours")
+    totals = tlcache("ls", "--json").json["totals"]
+    assert totals["entries"] == 4
+    assert totals["others"] == {
+        "staging": {"count": 1, "bytes": 2048},
+        "unknown": {"count": 1, "bytes": 4},
+    }
+    assert tlcache("ls").err.splitlines()[1] == "besides: staging 1, 2.0 KiB · unknown 1, 4 B"
+    assert (version / "note.txt").read_text() == "ours"
 
 
 def test_an_unknown_sort_is_a_usage_error(tlcache, root):
@@ -228,7 +248,7 @@ def test_a_root_without_kernels_lists_nothing_and_says_how_to_get_some(tlcache, 
         "schema": 1,
         "root": str(cache_root),
         "entries": [],
-        "totals": {"entries": 0, "bytes": 0, "targets": {}, "tilelang": {}},
+        "totals": {"entries": 0, "bytes": 0, "targets": {}, "tilelang": {}, "others": {}},
     }
     assert cache_root.exists() == exists
 
@@ -246,7 +266,7 @@ def test_a_damaged_record_leaves_its_kernel_in_the_listing_with_its_own_facts(tl
     assert ran.code == 0, ran.err
     entries = ran.json["entries"]
     assert [entry["kernel"] for entry in entries] == ["rms_norm", "rms_norm", "scale", "scale"]
-    assert {entry["target"] for entry in entries} == {None}
+    assert {entry["target"] for entry in entries} == {"cpu"}
     assert [entry["params"][0]["shape"] for entry in entries[:2]] == [[16, 100], [128, 64]]
 
 
@@ -288,3 +308,156 @@ def test_the_first_line_alone_can_be_taken_by_head(run, root):
     assert ran.code == 0
     assert ran.out.rstrip("\n").split("\t") == HEADER
     assert "Traceback" not in ran.err and "Exception" not in ran.err
+
+
+# --- filters, trees and other things, on the root of many releases ---
+
+
+def listed(tlcache, root, *args):
+    ran = tlcache("ls", "--json", "--cache-dir", root, *args)
+    assert ran.code == 0, ran.err
+    return sorted(entry["key"][:4] for entry in ran.json["entries"])
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        (["--target", "sm90", "--tilelang", "0.1.15"], "314d 7606 9d21 a80a f008 f758"),
+        (["--target", "sm_90"], "75e7 a80a f758"),
+        (["--target", "sm_100a", "--target", "sm80"], "cb47 d7de e9ec f21e f758 fb5d"),
+        (["--tilelang", "<0.1.14", "--target", "cpu"], "1bb1 6cb7 b0f7 ccde cd84"),
+        (["--kernel", "scale_?*", "--kernel", "tuned", "--tilelang", "0.1.15"],
+         "f008 f758 f881 fbd1"),
+        (["--toolkit", "13.0", "--larger-than", "900KiB"], "1f2e 9d21"),
+        (["--toolkit", "12"], ""),
+        (["--older-than", "1d"], "fb5d"),
+        (["--unused-for", "1h"], ""),
+        (["--op", "rms_norm"], ""),
+        (["--no-record", "--target", "sm_100a", "--all"], "f21e"),
+        (["--all", "--target", "sm_100a"], "8a66 f21e"),
+        (["--all", "--kernel", "tuned", "--tilelang", "0.1.13"], "6cb7 abab"),
+    ],
+)  # fmt: skip
+def test_filters_select_among_the_kernels_of_all_releases(tlcache, mixed, options, keys):
+    (old,) = mixed.glob("**/kernels/fb5d*")
+    day = 86400
+    os.utime(old, (1_700_000_000 - day,) * 2)
+    assert listed(tlcache, mixed, *options) == keys.split()
+
+
+def test_all_lists_what_is_no_kernel_under_the_names_of_the_schema(tlcache, mixed):
+    (mixed / "notes.txt").write_text("x")
+    told = tlcache("ls", "--all", "--json").json
+    kinds = {entry["kind"] for entry in told["entries"]}
+    assert kinds == {"kernel", "binary", "autotune", "unknown"}
+    assert told["totals"]["others"] == {} and told["totals"]["entries"] == 34
+    others = tlcache("ls", "--json").json["totals"]["others"]
+    assert {kind: one["count"] for kind, one in others.items()} == {
+        "autotune": 3,
+        "binary": 8,
+        "unknown": 1,
+    }
+    header, *rows = [line.split("\t") for line in tlcache("ls", "--all").out.splitlines()]
+    assert header == [*HEADER, "KIND"] and len(rows) == 34
+
+
+def test_a_filter_that_selects_nothing_says_so(tlcache, mixed_root):
+    ran = tlcache("ls", "--target", "sm89", "--cache-dir", mixed_root)
+    assert ran.code == 0
+    assert ran.out == f"no kernels like that in {home(mixed_root)}\n"
+    assert ran.err == "\nhint: `tlcache ls` without filters lists all there are\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("--target", "h1000", "unknown target 'h1000'"),
+        ("--target", "sm_9x", "unknown target 'sm_9x'"),
+        ("--tilelang", "older", "'older' is no version or range of versions"),
+        ("--older-than", "30", "'30' is no time span"),
+        ("--unused-for", "1 month", "'1 month' is no time span"),
+        ("--larger-than", "big", "'big' is no size"),
+    ],
+)
+def test_a_filter_that_means_nothing_is_a_usage_error(tlcache, mixed_root, option, value, error):
+    ran = tlcache("ls", option, value, "--cache-dir", mixed_root)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: {error}") and "\n\nhint: " in ran.err
+
+
+def test_totals_are_by_target_and_by_version(tlcache, mixed_root):
+    ran = tlcache("ls", "--cache-dir", mixed_root)
+    first, second, _ = ran.err.splitlines()
+    assert first.endswith("      cpu 8 · sm_80 4 · sm_80,sm_90 1 · sm_90 2 · sm_90a 6 · sm_100a 1")
+    assert second == "by TileLang: 0.1.11 3 · 0.1.13 3 · 0.1.14 3 · 0.1.15 9 · unknown 4"
+
+
+def test_a_base_directory_names_the_root_of_each_kernel(tlcache, mixed_root, tmp_path):
+    base = tmp_path / "base"
+    for name in ("tl0.1.15-cu13.0-3f9c2ab1", "tl0.1.14-cu13.0-77aa0001"):
+        shutil.copytree(mixed_root, base / name)
+    ran = tlcache("ls", "--cache-dir", base, "--target", "sm_100a")
+    header, *rows = [line.split("\t") for line in ran.out.splitlines()]
+    assert header == [*HEADER, "ROOT"]
+    assert sorted(row[-1] for row in rows) == sorted(os.listdir(base))
+
+
+def test_a_tree_tells_each_version_target_and_kernel_once(tlcache, mixed_root):
+    ran = tlcache("ls", "--tree", "--all", "--tilelang", "0.1.14", "--cache-dir", mixed_root)
+    assert ran.code == 0, ran.err
+    told = [re.sub(r"[0-9a-f]{12}.*", "KEY", line) for line in ran.out.splitlines()[1:]]
+    told = [re.sub(r"\d+(\.\d)? KiB", "SIZE", line) for line in told]
+    assert told == [
+        "└─ TileLang 0.1.14  5 things, SIZE",
+        "   ├─ cpu  1 kernel, SIZE",
+        "   │  └─ scale_cpu  KEY",
+        "   ├─ sm_80  2 things, SIZE",
+        "   │  ├─ scale  KEY",
+        "   │  └─ scale (binary)  KEY",
+        "   └─ sm_90  2 things, SIZE",
+        "      ├─ scale_dyn  KEY",
+        "      └─ scale_dyn (binary)  KEY",
+    ]
+    ran = tlcache("ls", "--tree", "--target", "sm_90a", "--cache-dir", mixed_root)
+    assert "│     │  ├─ 314d5a853fdb  [128,64] [128,64]  128 KiB  " in ran.out
+
+
+def test_a_tree_has_no_line_that_is_wider_than_the_terminal(terminal, mixed_root):
+    shown = terminal("ls", "--tree", "--cache-dir", mixed_root, width=50, NO_COLOR="1")
+    tree = [line for line in shown if line.strip(" │").startswith(("├─", "└─"))]
+    assert len(tree) > 30 and max(map(len, tree)) == 50
+    assert any(line.endswith("…") for line in tree)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_table_fits_the_terminal_and_keeps_keys_and_targets(terminal, mixed_root, width):
+    shown = terminal("ls", "--cache-dir", mixed_root, width=width, NO_COLOR="1")
+    header, *rows = shown[:23]
+    assert max(map(len, shown[:23])) <= width
+    assert {"KEY", "KERNEL", "WORKLOAD", "TARGET", "SIZE"} <= set(header.split())
+    assert ("TOOLKIT" in header) == (width == 160)
+    assert all(len(row.split()[0]) == 12 for row in rows)
+
+
+def test_a_name_that_would_move_the_cursor_or_is_no_text_is_shown_as_what_it_is(tlcache, mixed):
+    for name in (b"a\x1b[2J\nb\tc", b"\xff\xfe"):
+        os.mkdir(os.fsencode(mixed / "0.1.15") + b"/" + name)
+    ran = tlcache("ls", "--all")
+    assert ran.code == 0, ran.err
+    assert "\x1b" not in ran.out and "a\\x1b[2J\\nb\\" in ran.out
+    assert len(ran.out.splitlines()) == 36
+    assert len(tlcache("ls", "--all", "--json").json["entries"]) == 35
+    assert tlcache("ls", "--all", "--tree").code == 0
+    assert tlcache("du").code == 0
+
+
+def test_packaging_is_imported_for_versions_alone(python, mixed_root):
+    source = (
+        "import sys\nfrom tlcache.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print('packaging' in sys.modules, 'rich' in sys.modules, file=sys.stderr)"
+    )
+    ran = python(source, "ls", "--target", "sm90", "--tree", "--cache-dir", str(mixed_root))
+    assert ran.err.splitlines()[-1] == "False False"
+    ran = python(source, "ls", "--tilelang", "<0.1.14", "--cache-dir", str(mixed_root))
+    assert ran.err.splitlines()[-1] == "True False"

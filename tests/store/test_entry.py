@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tlcache.store import entry, layout, record
+from tlcache.store import entry, layout, record, scan
 from tlcache.store.entry import EntryParam
 from tlcache.store.layout import EntryPlace
 
@@ -74,7 +74,7 @@ extern "C" int32_t rms_norm_kernel(float* w, float* x, float* y);
 def place(tmp_path):
     path = tmp_path / "0.1.15/linux-x86_64/kernels" / KEY
     path.mkdir(parents=True)
-    return EntryPlace(KEY, path, "0.1.15", "linux-x86_64")
+    return EntryPlace(KEY, str(path), "0.1.15", "linux-x86_64")
 
 
 def written(place, **files):
@@ -155,7 +155,7 @@ def test_a_date_that_no_calendar_has_is_none(mounted):
     (path / "executable.so").write_bytes(b"x")
     for item in (path / "executable.so", path):
         os.utime(item, (2**50, 2**50))
-    found = entry.read(EntryPlace(KEY, path, None, None), None)
+    found = entry.read(EntryPlace(KEY, str(path), None, None), None)
     assert (found.library, found.created, found.last_used) == ("executable.so", None, None)
 
 
@@ -276,7 +276,7 @@ def test_params_with_any_value_anywhere_are_none_or_parameters(place, index, key
 
 def test_an_entry_with_a_record_tells_what_the_record_does(filed):
     record.write(filed.root, filed.record)
-    (found,) = entry.scan(filed.root)
+    (found,) = scan.scan(filed.root)
     assert found.record == filed.record
     assert (found.kernel, found.target, found.backend) == ("rms_norm", "cpu", "cython")
     assert found.params == (
@@ -295,20 +295,20 @@ def test_an_entrys_record_is_the_newest_that_points_at_it(filed):
         filed.but(action_key="cc" * 32, created="2025-12-01T00:00:00+00:00"),
     ):
         record.write(filed.root, made)
-    (found,) = entry.scan(filed.root)
+    (found,) = scan.scan(filed.root)
     assert found.record == newest
 
 
 def test_a_record_of_an_entry_that_is_gone_is_no_entry(filed):
     record.write(filed.root, replace(filed.record, entry="0.1.15/linux-x86_64/kernels/" + KEY))
-    (found,) = entry.scan(filed.root)
+    (found,) = scan.scan(filed.root)
     assert found.record is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"null", b"[" * 100_000, b'{"schema": 99}'])
 def test_a_damaged_record_leaves_its_entry_without_one(filed, text):
     record.write(filed.root, filed.record).write_bytes(text)
-    (found,) = entry.scan(filed.root)
+    (found,) = scan.scan(filed.root)
     assert (found.record, found.library) == (None, "kernel_lib.so")
 
 
@@ -316,7 +316,7 @@ def test_a_record_that_is_filed_under_another_key_is_no_entrys_record(filed):
     other = Path(layout.record_path(filed.root, "ab" * 32))
     other.parent.mkdir(parents=True)
     record.write(filed.root, filed.record).rename(other)
-    (found,) = entry.scan(filed.root)
+    (found,) = scan.scan(filed.root)
     assert found.record is None
 
 
@@ -324,23 +324,23 @@ def test_a_record_that_cannot_be_read_leaves_its_entry_without_one(filed):
     path = record.write(filed.root, filed.record)
     path.unlink()
     path.mkdir()
-    (found,) = entry.scan(filed.root)
+    (found,) = scan.scan(filed.root)
     assert found.record is None
 
 
 def test_entries_that_vanish_while_they_are_scanned_do_no_harm(filed):
     for index in range(5):
         (filed.root / (f"{index}" * 64)).mkdir()
-    scan = entry.scan(filed.root)
-    next(scan)
+    found = scan.scan(filed.root)
+    next(found)
     subprocess.run(["rm", "-rf", *map(str, filed.root.iterdir())], check=True)
-    assert all(found.bytes == 0 for found in scan)
+    assert all(one.bytes == 0 for one in found)
 
 
 def test_a_root_is_scanned_by_a_relative_path_too(filed, monkeypatch):
     record.write(filed.root, filed.record)
     monkeypatch.chdir(filed.root.parent)
-    (found,) = entry.scan(Path("root"))
+    (found,) = scan.scan(Path("root"))
     assert found.record == filed.record
 
 
@@ -348,8 +348,10 @@ def test_what_tilelang_writes_tells_the_same_as_its_record(tlcache, shapes, cach
     path = shapes({"op": "rms_norm", "M": "dynamic", "N": 48, "dtype": "float32"})
     done = tlcache("warm", "--shapes", path, "--target", "cpu")
     assert done.code == 0, done.err
-    (recorded,) = entry.scan(cache_root)
+    (recorded,) = scan.scan(cache_root)
     Path(layout.record_path(cache_root, recorded.record.action_key)).unlink()
-    (alone,) = entry.scan(cache_root)
-    assert alone == replace(recorded, record=None)
+    (alone,) = scan.scan(cache_root)
+    # To file a record counts as a use.
+    assert alone == replace(recorded, record=None, last_used=alone.last_used)
+    assert alone.last_used <= recorded.last_used
     assert [param.shape for param in alone.params] == [("rows", 48), (48,), ("rows", 48)]

@@ -78,7 +78,7 @@ LAYOUTS = [
 @pytest.mark.parametrize(("parts", "version", "platform"), LAYOUTS)
 def test_an_entry_is_found_in_every_layout(tmp_path, parts, version, platform):
     place = entry(tmp_path, *parts)
-    assert list(layout.entries(tmp_path)) == [EntryPlace(KEY, place, version, platform)]
+    assert list(layout.entries(tmp_path)) == [EntryPlace(KEY, str(place), version, platform)]
 
 
 def test_entries_of_all_layouts_are_found_together_in_the_order_of_their_paths(tmp_path):

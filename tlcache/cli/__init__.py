@@ -20,6 +20,14 @@ _COMMANDS = {
     "tune": "Find the fastest schedules of a shapes.json's workloads on this GPU.",
     "ls": "List the kernels under a cache root.",
     "inspect": "Show everything about one kernel.",
+    "diff": "Show what differs between two kernels.",
+    "du": "Show what takes how much of the disk, by version, target and operator.",
+    "why": "Say for each workload that is not in the cache what would have to be otherwise.",
+    "verify": "Check every file of a cache, and who could have written it.",
+    "prune": "Delete kernels with their records, and the cuda-binaries that only they need.",
+    "doctor": "Check the cache and this machine, and say what to do about each fault.",
+    "key": "Print the version key of this environment, and what it is made of.",
+    "env": "Print the exports that put a process on a cache root of its own version key.",
 }
 
 

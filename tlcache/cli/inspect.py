@@ -1,14 +1,16 @@
-"""`tlcache inspect`: everything about one kernel."""
+"""`tlcache inspect`: everything about one entry."""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import click
 
 from tlcache.cli import ls, options, render
-from tlcache.errors import UsageError
-from tlcache.store import entry, layout, record
+from tlcache.errors import KernelError, UsageError
+from tlcache.store import entry, layout, record, scan, select, sources
 from tlcache.store.entry import Entry
 
 __all__ = ["command"]
@@ -17,54 +19,131 @@ __all__ = ["command"]
 @click.command("inspect")
 @click.argument("key")
 @options.cache_dir
+@click.option(
+    "--source",
+    "side",
+    type=click.Choice(sources.SIDES),
+    help="Write the source of that side, and nothing else.",
+)
+@click.option("--sass", is_flag=True, help="Write the device code, disassembled.")
 @options.json_output
-def command(key: str, cache_dir: str | None, json_wanted: bool) -> int:
+def command(
+    key: str, cache_dir: str | None, side: str | None, sass: bool, json_wanted: bool
+) -> int:
     """Show everything about one kernel.
 
-    KEY is a kernel's key or its record's action key, or any prefix that only one of them has.
+    KEY is a kernel's key or its record's action key, or any prefix that only one of them has; with
+    a directory before it where several roots or versions have the same. What `ls --all` lists
+    besides kernels has keys, too.
     """
     root = layout.cache_root(cache_dir)
-    wanted = key.lower()
-    found = [
-        one
-        for one in entry.scan(root)
-        if one.place.key.startswith(wanted)
-        or (one.record is not None and one.record.action_key.startswith(wanted))
-    ]
-    if not found:
-        raise UsageError(
-            f"no kernel in {root} has a key that begins with {key!r}",
-            hint="`tlcache ls` lists the keys",
-        )
-    if len(found) > 1:
-        keys = ", ".join(one.place.key[:16] for one in found[:5])
-        raise UsageError(
-            f"{len(found)} kernels have keys that begin with {key!r}: {keys}",
-            hint="give more of the key",
-        )
-    one = found[0]
-    sound = one.record is not None and record.sound_library(root, one.record) is not None
+    known = list(scan.scan(root))
+    one = select.called(known, key, root)
+    if side is not None and sass:
+        raise UsageError("--source and --sass exclude each other", hint="ask twice")
+    if side is not None:
+        return _write_source(one, side, json_wanted)
+    if sass:
+        from tlcache.cli import disassembly
+
+        _write_text("kernel.sass", disassembly.sass(one).encode(), json_wanted)
+        return 0
+    related = _related(one, known)
+    sound = _sound(one)
     if json_wanted:
-        detail = one.record.to_json() if one.record else None
+        kernel = one.place.kind == "kernel"
         render.emit_json(
             {
                 "root": str(root),
                 "entry": ls.as_json(one),
-                "record": detail,
+                "record": one.record.to_json() if one.record else None,
                 "sound": sound if one.record else None,
+                "kernels": [kernel._asdict() for kernel in one.facts.kernels],
+                "cuda_binaries": [made.place.location for made in related if kernel],
+                "made": [made.place.location for made in related if not kernel],
+                "code": select.code_of(one),
+                "files": dict(_files(one)),
             }
         )
         return 0
-    for name, value in _facts(one, sound):
-        click.echo(f"{name:<16}{value}")
+    for name, value in _facts(one, related, sound):
+        click.echo(f"{name:<16}{render.plain(str(value))}")
     return 0
 
 
-def _facts(one: Entry, sound: bool) -> list[tuple[str, Any]]:
+def _related(one: Entry, known: list[Entry]) -> list[Entry]:
+    """The cuda-binaries that a kernel was made from, or the kernels that were made from one."""
+    if one.place.kind == "cuda-binary":
+        return [
+            made
+            for made in known
+            if made.payload == one.payload and one.payload and made.place.kind == "kernel"
+        ]
+    return entry.cuda_binaries(known).get(one.payload or "", [])
+
+
+def _sound(one: Entry) -> bool:
+    """Whether its library is the one of its record."""
+    if one.record is None:
+        return False
+    # The record names its entry from its own root, which may be one of several below ours.
+    root = os.path.abspath(one.place.location).removesuffix(one.record.entry)
+    return record.sound_library(root, one.record) is not None
+
+
+def _files(one: Entry) -> list[tuple[str, int]]:
+    """The names and sizes of its files."""
+    if not os.path.isdir(one.place.location):
+        return [(os.path.basename(one.place.location), one.bytes)]
+    found = []
+    for name in sorted(entry.listing(one.place).names):
+        try:
+            found.append((name, os.lstat(f"{one.place.location}/{name}").st_size))
+        except OSError:
+            pass  # it has vanished
+    return found
+
+
+def _write_source(one: Entry, side: str, json_wanted: bool) -> int:
+    told = sources.read(one, side)
+    if told is None:
+        raise KernelError(
+            f"{one.place.key[:12]} holds no source of the {side}'s side",
+            hint=f"`tlcache inspect {one.place.key[:12]}` shows its files",
+        )
+    _write_text(told.name, told.data, json_wanted)
+    return 0
+
+
+def _write_text(name: str, data: bytes, json_wanted: bool) -> None:
+    """Write a source: in a pipe its bytes as they are, on a terminal highlighted, and without
+    what would move the cursor.
+    """
+    if json_wanted:
+        render.emit_json({"name": name, "text": data.decode("utf-8", "replace")})
+        return
+    if not sys.stdout.isatty():
+        click.echo(data, nl=False)
+        return
+    lines = data.decode("utf-8", "replace").expandtabs(4).splitlines()
+    text = "\n".join(map(render.plain, lines))
+    if not render.styled():
+        click.echo(text)
+        return
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    language = {".py": "python", ".sass": "gas"}.get(os.path.splitext(name)[1], "cuda")
+    shown = Syntax(text, language, background_color="default", word_wrap=True)
+    Console(highlight=False).print(shown)
+
+
+def _facts(one: Entry, related: list[Entry], sound: bool) -> list[tuple[str, Any]]:
     filed = one.record
     facts: list[tuple[str, Any]] = [
         ("key", one.place.key),
         ("path", one.place.path),
+        ("kind", ls.KINDS.get(one.place.kind, one.place.kind)),
         ("kernel", one.kernel or "unknown"),
         ("backend", one.backend or "unknown"),
         ("tilelang", one.place.tilelang or "unknown"),
@@ -73,40 +152,62 @@ def _facts(one: Entry, sound: bool) -> list[tuple[str, Any]]:
         ("size", render.size(one.bytes)),
         ("created", one.created.isoformat(timespec="seconds") if one.created else "unknown"),
         ("last used", f"{render.ago(one.last_used)}"),
+        ("machine", one.facts.host or "unknown"),
     ]
-    if filed is None:
-        for index, bare in enumerate(one.params or ()):
-            facts.append((f"param {index}", f"{bare.dtype} {_shape(bare.shape)}"))
+    for kernel in one.facts.kernels:
+        registers = "unknown" if kernel.registers is None else kernel.registers
+        facts.append(
+            ("device code", f"{kernel.name}  {registers} registers, {kernel.shared} B shared")
+        )
+    joined = "made" if one.place.kind == "cuda-binary" else "cuda-binary"
+    facts += [(joined, other.place.key) for other in related]
+    facts += _bare(one) if filed is None else _recorded(filed, sound)
+    facts.append(("code", select.code_of(one) or "unknown"))
+    facts += [("file", f"{name}  {render.size(size)}") for name, size in _files(one)]
+    return facts
+
+
+def _bare(one: Entry) -> list[tuple[str, Any]]:
+    facts: list[tuple[str, Any]] = [("target", one.target or "unknown")]
+    facts.append(("toolkit", one.facts.toolkit or "unknown"))
+    for index, bare in enumerate(one.params or ()):
+        facts.append((f"param {index}", f"{bare.dtype} {_shape(bare.shape)}"))
+    if one.place.kind == "kernel":
         facts.append(
             ("record", "none: `tlcache warm` did not make it, so only TileLang can load it")
         )
-        return facts
+    return facts
+
+
+def _recorded(filed: record.Record, sound: bool) -> list[tuple[str, Any]]:
     spec = filed.spec
-    facts += [
+    facts: list[tuple[str, Any]] = [
         ("factory", spec.kernel),
         ("workload", spec.workload_text),
         ("schedule", spec.schedule_text or "none"),
         ("target", spec.target),
     ]
+    facts += [(f"pass {name}", value) for name, value in spec.pass_configs.items()]
+    if spec.compile_flags:
+        facts.append(("flags", " ".join(spec.compile_flags)))
     for index, param in enumerate(filed.launch.params):
         role = "out" if index in filed.launch.outputs else "in"
         facts.append((f"param {param.name}", f"{role}  {param.dtype} {_shape(param.shape)}"))
-    facts += [
+    nvcc = filed.toolkit.get("nvcc") if spec.target.is_cuda else None
+    matches = "matches" if sound else "DOES NOT MATCH the library"
+    return [
+        *facts,
         ("calling", f"{filed.launch.abi}, {filed.launch.symbol}"),
         ("compiled in", render.duration(filed.compile_seconds)),
-        ("nvcc", (filed.toolkit.get("nvcc") if spec.target.is_cuda else None) or "not used"),
+        ("nvcc", nvcc or "not used"),
         ("host compiler", filed.toolkit.get("host_compiler") or "none"),
         ("driver", filed.toolkit.get("driver") or "none"),
         ("tvm-ffi", filed.versions.get("tvm_ffi") or "unknown"),
         ("source digest", filed.source_digest),
-        (
-            "sha256",
-            f"{filed.library.sha256}  {'matches' if sound else 'DOES NOT MATCH the library'}",
-        ),
+        ("sha256", f"{filed.library.sha256}  {matches}"),
         ("record", filed.action_key),
         ("recorded", filed.created),
     ]
-    return facts
 
 
 def _shape(shape: tuple[int | str | None, ...]) -> str:

@@ -4,18 +4,20 @@ stderr.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import click
 
-__all__ = ["ago", "count", "duration", "emit_json", "home", "note", "size", "table"]
+__all__ = ["ago", "count", "duration", "emit_json", "home", "note", "plain", "size", "styled"]
+__all__ += ["table"]
 
 
 def size(count: int) -> str:
@@ -67,19 +69,54 @@ def home(path: Path) -> str:
         return str(path)
 
 
+def plain(text: str) -> str:
+    """A text that others wrote, such as a file's name, without what would move a terminal's cursor
+    or cannot be written.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def styled() -> bool:
+    """Whether stdout is a person's terminal that may be colored."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
 def note(text: str) -> None:
     """A line for the person, on stderr."""
     click.echo(text, err=True)
 
 
 def emit_json(document: dict[str, Any]) -> None:
-    """The whole of stdout for `--json`."""
-    click.echo(json.dumps({"schema": 1, **document}, indent=2))
+    """The whole of stdout for `--json`. What an iterator yields is written as it comes, as a
+    list.
+    """
+    click.echo("{")
+    fields = {"schema": 1, **document}
+    for name, value in fields.items():
+        end = "" if name == next(reversed(fields)) else ","
+        if isinstance(value, Iterator):
+            click.echo(f"  {json.dumps(name)}: [")
+            _emit_items(value)
+            click.echo(f"  ]{end}")
+        else:
+            text = json.dumps(value, indent=2).replace("\n", "\n  ")
+            click.echo(f"  {json.dumps(name)}: {text}{end}")
+    click.echo("}")
+
+
+def _emit_items(items: Iterator[Any]) -> None:
+    lines = (f"    {json.dumps(item)}" for item in items)
+    ahead = list(itertools.islice(lines, _AT_ONCE))
+    while ahead:
+        some, ahead = ahead, list(itertools.islice(lines, _AT_ONCE))
+        click.echo(",\n".join(some) + ("," if ahead else ""))
 
 
 def table(
     header: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Iterable[Sequence[str]],
     right: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> None:
@@ -91,11 +128,14 @@ def table(
         right: Columns that are set to the right.
         spare: Columns that a narrow terminal does without, the first to go first.
 
-    Drawn here and not by rich, which takes as long to draw a hundred rows as all the rest of `ls`.
+    Cells are written by `plain`. Drawn here and not by rich, which takes as long to draw a hundred
+    rows as all the rest of `ls`.
     """
+    rows = ([*map(plain, row)] for row in rows)
     if not sys.stdout.isatty():
-        for row in (header, *rows):
-            click.echo("\t".join(row))
+        lines = itertools.chain((header,), rows)
+        while some := list(itertools.islice(lines, _AT_ONCE)):
+            click.echo("\n".join(map("\t".join, some)))
         return
     columns = [list(column) for column in zip(header, *rows, strict=True)]
     terminal = shutil.get_terminal_size().columns
@@ -106,7 +146,7 @@ def table(
     room = terminal - _GAP * (len(widths) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
-    bold = "NO_COLOR" not in os.environ
+    bold = styled()
     names = [column[0] for column in columns]
     for index, row in enumerate(zip(*columns, strict=True)):
         cells = [
@@ -118,6 +158,7 @@ def table(
 
 
 _GAP = 2
+_AT_ONCE = 1000  # a call of click's for each of 60,000 lines takes a second
 _NARROWEST = 8
 
 

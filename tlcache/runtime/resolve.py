@@ -171,6 +171,7 @@ class Resolver:
         call = _loaded(path, found)
         if call is None:
             return None
+        record.used(self.root, key)
         launcher = Launcher(spec, "restored", call)
         with self._lock:
             self.counters.restored += 1

@@ -35,8 +35,7 @@ def recall(root: str, kernel: str, trust: Trust) -> None:
     if path is None:
         return
     try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read())
+        data = json.loads(files.read(path))
         trust.check(path)
         if data.pop("algorithm") == closure.ALGORITHM and data["kernel"] == kernel:
             closure.adopt(Closure(**data))

@@ -18,7 +18,7 @@ def read(path: str, expected: int | None = None, *, unseen: bool = False) -> byt
     Raises:
         OSError: It cannot be read.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a file's place would wait
     try:
         descriptor = os.open(path, flags | os.O_NOATIME if unseen else flags)
     except PermissionError:

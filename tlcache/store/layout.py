@@ -1,9 +1,12 @@
 """Where things lie under a cache root, for every layout that TileLang has had.
 
-    <root>/<version>/<platform>/kernels/<key>/     TileLang 0.1.12 and later
-    <root>/<version>-<machine>/kernels/<key>/      0.1.9 to 0.1.11
-    <root>/<key>/                                  0.1.8 and earlier
-    <root>/tlcache/records/<2 hex>/<action key>.json
+    <root>/<version>/<platform>/kernels/<key>/     TileLang 0.1.12 and later; also autotuner/<key>/
+    <root>/<version>/cuda-binaries/<key>/          0.1.15; up to 0.1.14 <key>.cubin,
+    <key>.cubin.sha256 <root>/<version>[/<platform>]/.staging/        what is being written
+    <root>/<version>-<machine>/kernels/<key>/      0.1.9 to 0.1.11; also autotuner/,
+    frontend/<key>.json <root>/<key>/                                  0.1.8 and earlier; also
+    autotuner/<key>/, tmp/ <base>/<anything>/<any of these>               a base directory with a
+    root for each deployment <root>/tlcache/records/<2 hex>/<action key>.json
     <root>/tlcache/locks/<action key>.lock
 
 Invariant: tlcache writes below `<root>/tlcache` only, and creates TileLang's own empty directories;
@@ -28,13 +31,32 @@ __all__ = [
     "lock_path",
     "make_skeleton",
     "namespace",
+    "places",
+    "places_in",
 ]
-__all__ += ["caching_disabled", "record_path", "records", "unwritable"]
+__all__ += ["caching_disabled", "record_path", "records", "root_of", "roots", "unwritable"]
 
 # As text: compiling them costs a start that lists nothing 0.3 ms; `re` keeps what it compiled.
 _KEY = r"[0-9a-f]{64}"
 _OLD_NAMESPACE = r"(?P<version>\d[\w.]*)-(?P<machine>x86_64|aarch64|arm64)"
+_VERSION = r"\d+\.\d[\w.]*"
+_PLATFORM = r"[a-z][a-z0-9]*-\w+"
 _OWN = "tlcache"
+_DIGITS = 64
+# What 0.1.8 and earlier keep beside their kernels; `tmp` is where versions up to 0.1.13 write
+# first.
+_FLAT = {"autotuner": "autotuner", "tmp": "staging"}
+_KINDS = {
+    "kernels": "kernel",
+    "autotuner": "autotuner",
+    "cuda-binaries": "cuda-binary",
+    "frontend": "frontend",
+}
+# The things that are files in some version: with their keys in the first group.
+_FILES = {
+    "cuda-binary": r"([0-9a-f]{64})(?:\.(?:cubin|fatbin)(?:\.sha256)?)?",
+    "frontend": r"([0-9a-f]{64})\.json",
+}
 
 
 def cache_root(override: str | os.PathLike[str] | None = None) -> Path:
@@ -79,51 +101,192 @@ def lock_path(root: str | os.PathLike[str], action_key: str) -> str:
     return os.path.join(root, _OWN, "locks", f"{action_key}.lock")
 
 
-def records(root: Path) -> Iterator[Path]:
+def records(root: str | os.PathLike[str]) -> Iterator[Path]:
     """The paths of all records under a root, sound or not."""
-    yield from sorted((root / _OWN / "records").glob("[0-9a-f][0-9a-f]/*.json"))
+    yield from sorted((Path(root) / _OWN / "records").glob("[0-9a-f][0-9a-f]/*.json"))
 
 
 class EntryPlace(NamedTuple):
-    """Where one kernel entry lies, and what its path alone tells.
+    """One thing under a cache root, and what its path alone tells.
 
     Attributes:
-        key: TileLang's kernel key, 64 hexadecimal digits.
-        path: The entry's directory.
+        key: TileLang's key, 64 hexadecimal digits; the name of a thing that has none.
+        location: Its directory, or its file.
         tilelang: The version that wrote it, or None where the layout does not say.
         platform: Like `linux-x86_64`, or None.
+        kind: `kernel`, `cuda-binary`, `autotuner` (a result of TileLang's own tuner), `frontend`
+            (0.1.11's index of kernels), `staging` (what a writer left behind, or is writing now)
+            or `unknown`, which nothing but a listing may touch.
     """
 
     key: str
-    path: Path
+    location: str
     tilelang: str | None
     platform: str | None
+    kind: str = "kernel"
+
+    @property
+    def path(self) -> Path:
+        """The location as a path; made when asked for, since a listing has thousands."""
+        return Path(self.location)
 
 
-def entries(root: Path) -> Iterator[EntryPlace]:
+def entries(root: str | os.PathLike[str]) -> Iterator[EntryPlace]:
     """All kernel entries under a root, of any TileLang version, in the order of their paths."""
-    for top in _directories(root):
-        if re.fullmatch(_KEY, top.name):
-            yield EntryPlace(top.name, top, None, None)
-        elif match := re.fullmatch(_OLD_NAMESPACE, top.name):
-            yield from _kernels(top, match["version"], f"linux-{match['machine']}")
-        elif top.name != _OWN and not top.name.startswith("."):
-            for platform in _directories(top):
-                yield from _kernels(platform, top.name, platform.name)
+    return (place for place in places(root) if place.kind == "kernel")
 
 
-def _kernels(place: Path, version: str, platform: str) -> Iterator[EntryPlace]:
-    for directory in _directories(place / "kernels"):
-        if re.fullmatch(_KEY, directory.name):
-            yield EntryPlace(directory.name, directory, version, platform)
+def roots(base: str | os.PathLike[str]) -> list[str]:
+    """The cache roots at a path: itself, and those one level below it, where a deployment keeps one
+    for each version of its software.
+    """
+    base = os.fspath(base)
+    return [base, *(path for name, path in _directories(base) if _is_nested(name, path))]
 
 
-def _directories(path: Path) -> list[Path]:
+def root_of(base: str | os.PathLike[str], place: EntryPlace) -> str:
+    """Which of the `roots` at a path a thing under it belongs to."""
+    base = os.fspath(base)
+    name, slash, _ = place.location[len(base) :].lstrip("/").partition("/")
+    if not slash or name in _FLAT:
+        return base
+    if any(re.fullmatch(known, name) for known in (_KEY, _OLD_NAMESPACE, _VERSION)):
+        return base
+    return os.path.join(base, name)
+
+
+def places(base: str | os.PathLike[str]) -> Iterator[EntryPlace]:
+    """Everything under a root and the roots below it, but for what is tlcache's own.
+
+    In the order of their paths within one root. Links are never followed; they, and directories
+    that cannot be listed, are unknown things.
+    """
+    for root in roots(base):
+        yield from places_in(root, nested=root != os.fspath(base))
+
+
+def places_in(root: str, *, nested: bool = False) -> Iterator[EntryPlace]:
+    """The same for one of the `roots`; `nested` says that it is one below another."""
+    for name, path, is_directory in _items(root) or ():
+        if name == _OWN and is_directory:
+            continue
+        if not is_directory:
+            yield EntryPlace(name, path, None, None, "unknown")
+        elif re.fullmatch(_KEY, name):
+            yield EntryPlace(name, path, None, None)
+        elif name in _FLAT:
+            yield from _keyed(path, None, None, _FLAT[name])
+        elif match := re.fullmatch(_OLD_NAMESPACE, name):
+            yield from _namespace(path, match["version"], f"linux-{match['machine']}")
+        elif re.fullmatch(_VERSION, name):
+            yield from _version(path, name)
+        elif nested or not _is_nested(name, path):
+            yield EntryPlace(name, path, None, None, "unknown")
+
+
+def _version(place: str, version: str) -> Iterator[EntryPlace]:
+    """`<root>/<version>`: what all platforms share, and a namespace for each platform."""
+    items = _items(place)
+    if items is None:
+        yield _closed(place, version, None)
+    for name, path, is_directory in items or ():
+        if not is_directory:
+            yield EntryPlace(name, path, version, None, "unknown")
+        elif name == "cuda-binaries":
+            yield from _keyed(path, version, None, "cuda-binary")
+        elif name == ".staging":
+            yield from _staging(path, version, None)
+        elif re.fullmatch(_PLATFORM, name):
+            yield from _namespace(path, version, name)
+        else:
+            yield EntryPlace(name, path, version, None, "unknown")
+
+
+def _namespace(place: str, version: str, platform: str) -> Iterator[EntryPlace]:
+    """One version and platform: a directory for each kind of thing."""
+    items = _items(place)
+    if items is None:
+        yield _closed(place, version, platform)
+    for name, path, is_directory in items or ():
+        if is_directory and name in _KINDS:
+            yield from _keyed(path, version, platform, _KINDS[name])
+        elif is_directory and name == ".staging":
+            yield from _staging(path, version, platform)
+        else:
+            yield EntryPlace(name, path, version, platform, "unknown")
+
+
+def _staging(place: str, version: str | None, platform: str | None) -> Iterator[EntryPlace]:
+    items = _items(place)
+    if items is None:
+        yield _closed(place, version, platform)
+    for name, path, is_directory in items or ():
+        if is_directory and name == "cuda-binaries":
+            yield from _keyed(path, version, platform, "staging")
+        else:
+            yield EntryPlace(name, path, version, platform, "staging")
+
+
+def _keyed(
+    place: str, version: str | None, platform: str | None, kind: str
+) -> Iterator[EntryPlace]:
+    """A directory whose things have keys for names, but for staging, where anything goes."""
+    match = re.compile(_FILES.get(kind, _KEY)).fullmatch
+    items = _items(place)
+    if items is None:
+        yield _closed(place, version, platform)
+    for name, path, is_directory in items or ():
+        if kind == "staging":
+            yield EntryPlace(name, path, version, platform, kind)
+        elif is_directory:
+            sound = kind != "frontend" and len(name) == _DIGITS and match(name)
+            yield EntryPlace(name, path, version, platform, kind if sound else "unknown")
+        elif (found := match(name)) and kind in _FILES and len(name) > _DIGITS:
+            if not name.endswith(".sha256"):
+                yield EntryPlace(found[1], path, version, platform, kind)
+        else:
+            yield EntryPlace(name, path, version, platform, "unknown")
+
+
+def _is_nested(name: str, path: str) -> bool:
+    """Whether a directory in a root is itself a root: it has what only a root has."""
+    if name == _OWN or name in _FLAT or name.startswith("."):
+        return False
+    if any(re.fullmatch(known, name) for known in (_KEY, _OLD_NAMESPACE, _VERSION)):
+        return False
+    for inner, inside in _directories(path):
+        if re.fullmatch(_KEY, inner):
+            return True
+        if re.fullmatch(_OLD_NAMESPACE, inner) or re.fullmatch(_VERSION, inner):
+            below = [name for name, _ in _directories(inside)]
+            if any(name in _KINDS or re.fullmatch(_PLATFORM, name) for name in below):
+                return True
+    return False
+
+
+def _closed(path: str, version: str | None, platform: str | None) -> EntryPlace:
+    """A directory that should have things in it, and cannot be listed."""
+    return EntryPlace(os.path.basename(path), path, version, platform, "unknown")
+
+
+def _items(path: str) -> list[tuple[str, str, bool]] | None:
+    """What is in a directory: names, paths, and whether each is a directory itself; None where it
+    cannot be listed.
+    """
     try:
         with os.scandir(path) as found:
-            return sorted(Path(item.path) for item in found if item.is_dir(follow_symlinks=False))
+            items = [(item.name, item.path, item.is_dir(follow_symlinks=False)) for item in found]
+    except FileNotFoundError:
+        return []  # it has vanished
     except OSError:
-        return []
+        return None
+    items.sort()
+    return items
+
+
+def _directories(path: str) -> list[tuple[str, str]]:
+    items = _items(path) or ()
+    return [(name, inside) for name, inside, is_directory in items if is_directory]
 
 
 def make_skeleton(root: Path, version: str, platform: str) -> None:

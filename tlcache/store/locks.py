@@ -1,18 +1,25 @@
-"""One compile of one kernel at a time, across processes.
+"""One compile of one kernel at a time, one prune of one root at a time, across processes.
 
-Invariant: the lock belongs to a process, so a killed holder releases it; a lock file that is left
-is empty and harmless.
+    <root>/tlcache/locks/<action key>.lock    who compiles that kernel, or takes its record away
+    <root>/tlcache/locks/prune.lock           who prunes
+    <root>/tlcache/locks/records.lock         shared by who files a record; alone for who takes
+                                              entries away: a record is never filed for an entry
+                                              that has just gone
+
+Invariant: a lock belongs to a process, so a killed holder releases it; a lock file that is left is
+empty and harmless. `records.lock` is held for milliseconds, never while something compiles.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tlcache.store import layout
 
-__all__ = ["compiling"]
+__all__ = ["attempt", "compiling", "pruning", "recording", "removing"]
 
 
 @contextmanager
@@ -35,3 +42,94 @@ def compiling(root: str | os.PathLike[str], action_key: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def attempt(root: str | os.PathLike[str], action_key: str) -> Iterator[bool]:
+    """Hold the lock of one action key if nobody else does; yields whether it is held.
+
+    Raises:
+        CacheRootError: The lock file cannot be created.
+    """
+    from filelock import FileLock, Timeout
+
+    path = layout.lock_path(root, action_key)
+    lock = FileLock(path, mode=0o600)
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    except OSError as error:
+        raise layout.unwritable(root, error) from error
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+@contextmanager
+def pruning(
+    root: str | os.PathLike[str], waiting: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Be the only one that prunes a root; `waiting` is called if another does.
+
+    Raises:
+        CacheRootError: The lock file cannot be created.
+    """
+    with attempt(root, "prune") as held:
+        if held:
+            yield
+            return
+    if waiting is not None:
+        waiting()
+    with compiling(root, "prune"):
+        yield
+
+
+@contextmanager
+def recording(root: str | os.PathLike[str]) -> Iterator[None]:
+    """Look at an entry and file its record, while nobody takes entries away.
+
+    Where it cannot be locked, as on a root that cannot be written, this locks nothing: filing will
+    say what is wrong.
+    """
+    try:
+        descriptor = _locked(root, fcntl.LOCK_SH)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def removing(root: str | os.PathLike[str]) -> Iterator[None]:
+    """Take entries and their records away, while nobody files a record.
+
+    Raises:
+        CacheRootError: The lock file cannot be created, or the file system has no locks.
+    """
+    try:
+        descriptor = _locked(root, fcntl.LOCK_EX)
+    except OSError as error:
+        raise layout.unwritable(root, error) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(root: str | os.PathLike[str], how: int) -> int:
+    path = layout.lock_path(root, "records")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, how)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

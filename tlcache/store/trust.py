@@ -79,22 +79,32 @@ class Trust:
         self._one(following, links - 1)
 
     def _permissions(self, path: str, status: os.stat_result) -> None:
+        reason = self.fault(path, status)
+        if reason is not None:
+            raise self._refusal(path, reason)
+
+    def fault(self, path: str, status: os.stat_result) -> str | None:
+        """Why a path by itself is not trusted, as the end of a sentence; None where it is.
+
+        Args:
+            path: The path, absolute.
+            status: What `os.lstat` says of it.
+        """
         mode = status.st_mode
-        if status.st_uid in self._owners and not mode & (stat.S_IWOTH | stat.S_IWGRP):
-            return
-        inside = os.path.join(path, "").startswith(self._inside)
-        if not inside and mode & stat.S_ISVTX and status.st_uid in self._owners:
-            return  # a sticky directory such as /tmp: others cannot replace what is ours in it
+        if self._level == "any":
+            return None
         if status.st_uid not in self._owners:
-            raise self._refusal(path, f"belongs to uid {status.st_uid}")
+            return f"belongs to uid {status.st_uid}"
+        if stat.S_ISLNK(mode) or not mode & (stat.S_IWOTH | stat.S_IWGRP):
+            return None
+        inside = os.path.join(path, "").startswith(self._inside)
+        if not inside and mode & stat.S_ISVTX:
+            return None  # a sticky directory such as /tmp: others cannot replace what is ours in it
         if mode & stat.S_IWOTH:
-            raise self._refusal(
-                path, f"can be written by everybody (mode {stat.S_IMODE(mode):04o})"
-            )
-        if mode & stat.S_IWGRP and self._level != "group" and not _private(status.st_gid):
-            raise self._refusal(
-                path, f"can be written by group {status.st_gid} (mode {stat.S_IMODE(mode):04o})"
-            )
+            return f"can be written by everybody (mode {stat.S_IMODE(mode):04o})"
+        if self._level != "group" and not _private(status.st_gid):
+            return f"can be written by group {status.st_gid} (mode {stat.S_IMODE(mode):04o})"
+        return None
 
     def _refusal(self, path: str, reason: str) -> UntrustedRootError:
         group = "can be written by group" in reason

@@ -26,7 +26,7 @@ from tlcache.closure import factory_digest
 from tlcache.errors import CacheRootError, CompileError, FactoryError, TlcacheError
 from tlcache.fingerprint import versions
 from tlcache.spec import KernelSpec
-from tlcache.store import closures, layout, record
+from tlcache.store import closures, layout, locks, record
 from tlcache.store.record import Dynamic, Launch, Library, Param, Record
 from tlcache.targets import Target
 from tlcache.warm import toolchain
@@ -93,9 +93,12 @@ def build(spec: KernelSpec, root: str | os.PathLike[str], *, keep: bool = True) 
     if not keep:
         return Built(kernel, origin, seconds, None)
     try:
-        made = _record(spec, kernel, seconds, root)
+        toolchain.provenance()  # asks the compilers, the first time: not while others wait
+        with locks.recording(root):
+            made = _record(spec, kernel, seconds, root)
+            if made is not None:
+                record.write(root, made)
         if made is not None:
-            record.write(root, made)
             closures.remember(os.fspath(root), spec.kernel)
     except CacheRootError as error:
         _log.warning("%s", error.message)

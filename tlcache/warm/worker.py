@@ -106,5 +106,12 @@ def _outcome(spec: KernelSpec, root: str, log: int | None) -> Outcome:
         "compiled",
         seconds=built.seconds,
         saved_seconds=built.seconds,
-        bytes=sum(item.stat().st_size for item in os.scandir(entry)),
+        bytes=_bytes(entry),
     )
+
+
+def _bytes(entry: str) -> int:
+    try:
+        return sum(item.stat().st_size for item in os.scandir(entry))
+    except OSError:
+        return 0  # it was pruned meanwhile

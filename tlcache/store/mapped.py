@@ -1,0 +1,190 @@
+"""Who has which files mapped: the libraries that live processes have loaded, by `/proc/*/maps`.
+
+A library is told by its inode and device. Where the devices differ, as they do for overlays and
+btrfs, by its inode and the last two parts of its path; so a process in a container, which has the
+root mounted elsewhere, is seen, too. Not seen are kernels that TileLang copies into the driver
+(nvrtc, cutedsl), and processes on other hosts or above this pid namespace.
+
+Invariant: what cannot be read is said, never taken for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Process", "Seen", "look", "network"]
+
+_PROC = "/proc"
+_LONGEST = 60
+# addresses, permissions, offset, device, inode, path
+_LINE = re.compile(rb"\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) +(.*)")
+_NETWORK = {
+    *("nfs", "nfs3", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "gpfs", "beegfs"),
+    *("afs", "ncpfs", "ocfs2", "gfs2", "glusterfs", "virtiofs", "pvfs2", "orangefs", "vboxsf"),
+    *("fuse", "prl_fs", "panfs", "weka", "wekafs", "daos", "hf3fs"),
+}
+
+
+class Process(NamedTuple):
+    """A live process.
+
+    Attributes:
+        pid: Its number in this pid namespace.
+        command: Its command line, shortened.
+    """
+
+    pid: int
+    command: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.command})" if self.command else f"pid {self.pid}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is mapped, and by whom.
+
+    Attributes:
+        files: By inode: the device, the path and the process of each mapping.
+        unreadable: How many processes could not be read, by their owner's uid.
+        hidden: `/proc` hides the processes of other users, so nobody knows how many there are.
+    """
+
+    files: Mapping[int, tuple[tuple[int, str, Process], ...]] = field(default_factory=dict)
+    unreadable: Mapping[int, int] = field(default_factory=dict)
+    hidden: bool = False
+
+    def holders(self, path: str, device: int, inode: int) -> tuple[Process, ...]:
+        """The processes that have a file mapped, under whatever name."""
+        tail = _tail(path)
+        return tuple(
+            dict.fromkeys(
+                process
+                for theirs, mapped, process in self.files.get(inode, ())
+                if theirs == device or _tail(mapped) == tail
+            )
+        )
+
+
+def look(inodes: Iterable[int]) -> Seen:
+    """Find who has any of these inodes mapped.
+
+    Args:
+        inodes: Of the files that matter; mappings of others are not kept.
+    """
+    wanted = frozenset(inodes)
+    files: dict[int, list[tuple[int, str, Process]]] = {}
+    unreadable: Counter[int] = Counter()
+    for name in os.listdir(_PROC):
+        if not name.isdigit():
+            continue
+        try:
+            found = _mapped(f"{_PROC}/{name}/maps", wanted)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except OSError:
+            if (owner := _owner(name)) is not None:
+                unreadable[owner] += 1
+            continue
+        if found:
+            process = Process(int(name), _command(name))
+            for inode, device, path in found:
+                files.setdefault(inode, []).append((device, path, process))
+    return Seen(
+        {inode: tuple(mappings) for inode, mappings in files.items()}, dict(unreadable), _hides()
+    )
+
+
+def _mapped(maps: str, wanted: frozenset[int]) -> set[tuple[int, int, str]]:
+    found: set[tuple[int, int, str]] = set()
+    with open(maps, "rb") as file:
+        for line in file.read().splitlines():
+            match = _LINE.match(line)
+            if match is None or int(match[3]) not in wanted:
+                continue
+            device = os.makedev(int(match[1], 16), int(match[2], 16))
+            path = match[4].removesuffix(b" (deleted)").replace(rb"\012", b"\n")
+            found.add((int(match[3]), device, os.fsdecode(path)))
+    return found
+
+
+def _tail(path: str) -> list[str]:
+    return path.split("/")[-2:]
+
+
+def _owner(pid: str) -> int | None:
+    """The owner of a process that has memory of its own: neither the kernel's nor a dead one."""
+    try:
+        owner = os.stat(f"{_PROC}/{pid}").st_uid
+        with open(f"{_PROC}/{pid}/cmdline", "rb") as file:
+            return owner if file.read(1) else None
+    except FileNotFoundError:
+        return None
+    except ProcessLookupError:
+        return None
+    except OSError:
+        return owner
+
+
+def _command(pid: str) -> str:
+    try:
+        with open(f"{_PROC}/{pid}/cmdline", "rb") as file:
+            words = file.read(4096).split(b"\0")
+    except OSError:
+        return ""
+    words[0] = os.path.basename(words[0])
+    text = " ".join(os.fsdecode(word) for word in words if word)
+    # It ends up on terminals, and its owner chose it.
+    text = "".join(sign if sign.isprintable() else " " for sign in text)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _hides() -> bool:
+    """Whether `/proc` is mounted so that others' processes cannot be seen."""
+    if os.geteuid() == 0:
+        return False
+    options = next((mount.options for mount in _mounts() if mount.place == _PROC), "")
+    return re.search(r"hidepid=(2|4|invisible|ptraceable)", options) is not None
+
+
+class _Mount(NamedTuple):
+    place: str
+    kind: str
+    options: str
+
+
+def _mounts() -> list[_Mount]:
+    """What is mounted here, the last mount of a place last."""
+    try:
+        with open(f"{_PROC}/self/mountinfo", "rb") as file:
+            lines = file.read().decode(errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        before, dash, after = line.partition(" - ")
+        words, more = before.split(" "), after.split(" ")
+        if dash and len(words) > 4:
+            place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
+            found.append(_Mount(place, more[0], more[-1]))
+    return found
+
+
+def network(path: str | os.PathLike[str]) -> str | None:
+    """The type of the file system that a path is on, if other hosts can be on it, too; else None.
+
+    On such a one nobody can tell who has a library loaded, and deleting one can break readers.
+    """
+    real = os.path.realpath(path)
+    best = _Mount("", "", "")
+    for mount in _mounts():
+        prefix = mount.place.rstrip("/") + "/"
+        if f"{real}/".startswith(prefix) and len(mount.place) >= len(best.place):
+            best = mount
+    kind = best.kind
+    return kind if kind in _NETWORK or kind.startswith("fuse.") else None

@@ -179,9 +179,8 @@ def test_rms_norm_stands_in_for_torchs():
     assert ours(x).requires_grad
     assert ops.RMSNorm(8, dtype=torch.bfloat16).weight.dtype == torch.bfloat16
     assert ops.RMSNorm(8, device="meta").weight.is_meta
-    assert torch.equal(
-        ops.RMSNorm(8, device="meta").to_empty(device="cpu").weight * 0, x[0, 0, :8] * 0
-    )
+    moved = ops.RMSNorm(8, device="meta").to_empty(device="cpu")  # its values may be anything
+    assert (moved.weight.device.type, moved.weight.shape) == ("cpu", (8,))
 
 
 def test_a_module_says_so_where_a_dtype_has_no_kernel():

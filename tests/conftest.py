@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,27 @@ def cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(root))
     monkeypatch.setenv("TLCACHE_SCAN_CACHE", str(tmp_path / "scan.sqlite"))
     return root
+
+
+@pytest.fixture(scope="session")
+def mixed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root of many TileLang releases, as `test_mixed_root.py` tells it; to be read only."""
+    root = tmp_path_factory.mktemp("mixed") / "root"
+    with tarfile.open(Path(__file__).parent / "store/fixtures/mixed_root.tar.xz") as archive:
+        for member in archive:
+            path = root / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = archive.extractfile(member)
+            assert file is not None
+            path.write_bytes(file.read())
+    return root
+
+
+@pytest.fixture
+def mixed(mixed_root: Path, cache_root: Path) -> Path:
+    """A copy of that root, in force for the test's commands."""
+    shutil.copytree(mixed_root, cache_root)
+    return cache_root
 
 
 @pytest.fixture

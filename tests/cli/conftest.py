@@ -1,6 +1,4 @@
-"""What the tests of commands share: a root that a module's own program makes, once, and one of many
-TileLang releases.
-"""
+"""What the tests of commands share: a root that a module's own program makes, once."""
 
 from __future__ import annotations
 
@@ -8,32 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def mixed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root of `tests/store/test_mixed_root.py`, to be read only."""
-    root = tmp_path_factory.mktemp("mixed") / "root"
-    with tarfile.open(Path(__file__).parents[1] / "store/fixtures/mixed_root.tar.xz") as archive:
-        for member in archive:
-            path = root / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = archive.extractfile(member)
-            assert file is not None
-            path.write_bytes(file.read())
-    return root
-
-
-@pytest.fixture
-def mixed(mixed_root: Path, cache_root: Path) -> Path:
-    """A copy of that root, in force for the test's commands."""
-    shutil.copytree(mixed_root, cache_root)
-    return cache_root
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,27 +14,9 @@ from tlcache.store.checkup import Here
 from tlcache.targets import Target
 from tlcache.warm import toolchain
 
-FIXTURE = Path(__file__).parent / "fixtures" / "mixed_root.tar.xz"
 VERSIONS = {"tilelang": "0.1.15", "tvm_ffi": "0.1.12", "platform": "linux-x86_64"}
 HERE = Here(None, VERSIONS, "13.0.88", None)
 H200 = Here(Target("sm_90a"), VERSIONS, "13.0.88", "CUDA 13.0")
-
-
-@pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    root = tmp_path_factory.mktemp("mixed") / "root"
-    with tarfile.open(FIXTURE) as archive:
-        for member in archive:
-            path = root / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(archive.extractfile(member).read())
-    return root
-
-
-@pytest.fixture
-def mixed(unpacked, cache_root):
-    shutil.copytree(unpacked, cache_root)
-    return cache_root
 
 
 @pytest.fixture

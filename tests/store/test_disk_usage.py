@@ -5,25 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tarfile
-from pathlib import Path
-
-import pytest
 
 from tlcache.store import disk_usage, record
 from tlcache.store.select import Filter
-
-FIXTURE = Path(__file__).parent / "fixtures" / "mixed_root.tar.xz"
-
-
-@pytest.fixture
-def mixed(cache_root):
-    with tarfile.open(FIXTURE) as archive:
-        for member in archive:
-            path = cache_root / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(archive.extractfile(member).read())
-    return cache_root
 
 
 def du(*paths):

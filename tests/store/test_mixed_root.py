@@ -9,9 +9,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import tarfile
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,6 @@ from tlcache.store.device_code import DeviceKernel
 from tlcache.store.elf import Elf
 
 elftools = pytest.importorskip("elftools.elf.elffile")
-FIXTURE = Path(__file__).parent / "fixtures" / "mixed_root.tar.xz"
 HALF, FULL = [("float16", (128, 64))] * 2, [("float32", (128, 64))] * 2
 DYNAMIC, SMALL = [("float16", ("rows", 64))] * 2, [("float32", (8, 16))] * 2
 
@@ -73,23 +70,6 @@ JOINED = {
     ("0.1.15", "f21e", "8a66"),
     ("0.1.15", "a80a", "ee3f"),
 }
-
-
-@pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    root = tmp_path_factory.mktemp("mixed") / "root"
-    with tarfile.open(FIXTURE) as archive:
-        for member in archive:
-            path = root / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(archive.extractfile(member).read())
-    return root
-
-
-@pytest.fixture
-def mixed(unpacked, cache_root):
-    shutil.copytree(unpacked, cache_root)
-    return cache_root
 
 
 def line(one):
@@ -159,9 +139,9 @@ def libraries(root):
         yield from sorted(root.glob(f"**/{name}"))
 
 
-def test_pyelftools_reads_the_same_sections_and_symbols(unpacked):
+def test_pyelftools_reads_the_same_sections_and_symbols(mixed_root):
     checked = 0
-    for path in libraries(unpacked):
+    for path in libraries(mixed_root):
         data = path.read_bytes()
         ours, theirs = Elf(data), elftools.ELFFile(io.BytesIO(data))
         assert ours.flags == theirs.header.e_flags
@@ -185,14 +165,14 @@ def test_pyelftools_reads_the_same_sections_and_symbols(unpacked):
 # --- device code by itself ---
 
 
-def cubin(unpacked, key="3996"):
-    (path,) = unpacked.glob(f"0.1.15/cuda-binaries/{key}*/kernel.*")
+def cubin(mixed_root, key="3996"):
+    (path,) = mixed_root.glob(f"0.1.15/cuda-binaries/{key}*/kernel.*")
     return path.read_bytes()
 
 
-def test_an_architecture_that_is_told_by_half_is_not_told(unpacked):
+def test_an_architecture_that_is_told_by_half_is_not_told(mixed_root):
     """From nvcc 13 on only the compiler's note has the suffix."""
-    data = cubin(unpacked)
+    data = cubin(mixed_root)
     assert device_code.read(data)[0].target == "sm_90a"
     assert device_code.read(data.replace(b"-arch sm_90a ", b"-march sm_90a"))[0].target is None
     assert device_code.read(data.replace(b"-arch sm_90a ", b"-arch sm_80  "))[0].target is None
@@ -202,26 +182,26 @@ def test_an_architecture_that_is_told_by_half_is_not_told(unpacked):
     )
 
 
-def test_an_architecture_before_there_were_suffixes_is_told_by_its_number(unpacked):
-    (fat,) = unpacked.glob("0.1.14/cuda-binaries/56aa*.cubin")
+def test_an_architecture_before_there_were_suffixes_is_told_by_its_number(mixed_root):
+    (fat,) = mixed_root.glob("0.1.14/cuda-binaries/56aa*.cubin")
     data = fat.read_bytes().replace(b".note.nv.tkinfo", b".note.nv.tkxnfo")
     assert device_code.read(data)[0].target == "sm_80"
 
 
-def test_a_fat_binary_with_a_part_that_does_not_tell_has_no_targets(unpacked):
-    data = cubin(unpacked, "6756")
+def test_a_fat_binary_with_a_part_that_does_not_tell_has_no_targets(mixed_root):
+    data = cubin(mixed_root, "6756")
     assert binary.read("kernel.fatbin", data).targets == ("sm_80", "sm_90")
     hidden = data.replace(b"-arch sm_90 ", b"-xxxx sm_90 ")
     assert hidden != data
     assert binary.read("kernel.fatbin", hidden).targets is None
 
 
-def test_ptx_in_a_fat_binary_is_a_target_of_its_own(unpacked):
+def test_ptx_in_a_fat_binary_is_a_target_of_its_own(mixed_root):
     ptx = b"//\n.version 8.0\n.target sm_90a\n.address_size 64\n"
     ptx += b"\0" * (-len(ptx) % 8)
     part = b"\x01\0\x01\x01" + (64).to_bytes(4, "little") + len(ptx).to_bytes(8, "little")
     part = part.ljust(64, b"\0") + ptx
-    data = cubin(unpacked, "6756")
+    data = cubin(mixed_root, "6756")
     size = int.from_bytes(data[8:16], "little") + len(part)
     whole = data[:8] + size.to_bytes(8, "little") + data[16:] + part
     assert binary.read("kernel.fatbin", whole).targets == ("sm_80", "sm_90", "compute_90a")
@@ -233,8 +213,8 @@ def test_an_entry_of_cutedsl_tells_its_architecture_by_its_compilers_option(tmp_
     assert binary.read("kernel.py", text + text.replace(b"90a", b"80")).targets is None
 
 
-def test_a_library_that_calls_a_gpu_runtime_is_not_for_the_cpu(unpacked):
-    path = next(unpacked.glob("0.1.15/**/fbd1*/kernel_lib.so"))
+def test_a_library_that_calls_a_gpu_runtime_is_not_for_the_cpu(mixed_root):
+    path = next(mixed_root.glob("0.1.15/**/fbd1*/kernel_lib.so"))
     data = path.read_bytes()
     assert binary.read("kernel_lib.so", data).targets == ("cpu",)
     named = data.replace(b"__gmon_start__\0", b"hipInit\0xxxxxx\0")

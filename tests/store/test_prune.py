@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from datetime import timedelta
@@ -24,24 +23,12 @@ from tlcache.store import candidates, evictions, files, locks, prune, record, re
 from tlcache.store.prune import Policy
 from tlcache.store.select import Filter
 
-FIXTURE = Path(__file__).parent / "fixtures" / "mixed_root.tar.xz"
 NOW = time.time()
 DAY = 86400
 KERNELS = "0.1.15/linux-x86_64/kernels"
 HYPOTHESIS = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-@pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    root = tmp_path_factory.mktemp("mixed") / "root"
-    with tarfile.open(FIXTURE) as archive:
-        for member in archive:
-            path = root / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(archive.extractfile(member).read())
-    return root
 
 
 def age(path, days, used=None):
@@ -52,11 +39,10 @@ def age(path, days, used=None):
 
 
 @pytest.fixture
-def mixed(unpacked, cache_root):
+def mixed(mixed):
     """Entries of six TileLang releases, all ten days old."""
-    shutil.copytree(unpacked, cache_root)
-    age(cache_root, 10)
-    return cache_root
+    age(mixed, 10)
+    return mixed
 
 
 def plan(root, policy=None, **kwargs):
@@ -332,17 +318,17 @@ def test_a_local_version_is_spelled_as_its_directory(mixed):
     }
 
 
-def test_where_no_version_is_known_none_is_stale(cache_root, unpacked):
+def test_where_no_version_is_known_none_is_stale(cache_root, mixed_root):
     key = "1f2e81773da88637f70712502a87b06bf6bb7d07617ceb07706b6fdc46010553"
-    shutil.copytree(unpacked / key, cache_root / key)
+    shutil.copytree(mixed_root / key, cache_root / key)
     age(cache_root, 3)
     assert plan(cache_root, stale_versions=True, installed=None).goes == ()
 
 
-def test_roots_below_a_base_are_pruned_each_by_itself(cache_root, unpacked, tmp_path):
+def test_roots_below_a_base_are_pruned_each_by_itself(cache_root, mixed_root, tmp_path):
     base = tmp_path / "base"
     for name in ("one", "two"):
-        shutil.copytree(unpacked, base / name)
+        shutil.copytree(mixed_root, base / name)
     age(base, 10)
     stray = record.write(base / "two", RECORD)
     _, done = run(base, targets=("sm80",), orphans=True)

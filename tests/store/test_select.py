@@ -6,9 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import tarfile
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -22,7 +20,6 @@ from tlcache.store.layout import EntryPlace
 from tlcache.store.select import Filter
 from tlcache.targets import Target
 
-FIXTURE = Path(__file__).parent / "fixtures" / "mixed_root.tar.xz"
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 KEY = "ab" * 32
 
@@ -45,20 +42,9 @@ def recorded(filed):
     return kernel(filed=filed.record)
 
 
-@pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    root = tmp_path_factory.mktemp("mixed") / "root"
-    with tarfile.open(FIXTURE) as archive:
-        for member in archive:
-            path = root / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(archive.extractfile(member).read())
-    return root
-
-
 @pytest.fixture
-def found(unpacked, cache_root):
-    return list(scan.scan(unpacked))
+def found(mixed_root, cache_root):
+    return list(scan.scan(mixed_root))
 
 
 def keys(wanted, found):
@@ -351,9 +337,9 @@ def test_the_entries_of_every_release_are_selected_by_their_facts(found):
 # --- one entry by its key ---
 
 
-def test_a_prefix_names_the_entry_of_any_kind_that_has_it(found, unpacked):
+def test_a_prefix_names_the_entry_of_any_kind_that_has_it(found, mixed_root):
     for prefix, kind in (("76068", "kernel"), ("8A5F", "cuda-binary")):
-        one = select.called(found, prefix, unpacked)
+        one = select.called(found, prefix, mixed_root)
         assert one.place.kind == kind and one.place.key.startswith(prefix.lower())
 
 
@@ -363,25 +349,25 @@ def test_a_record_names_its_kernel(recorded):
 
 
 def test_the_same_key_in_several_versions_is_told_apart_by_its_directory(
-    found, unpacked, monkeypatch
+    found, mixed_root, monkeypatch
 ):
     with pytest.raises(UsageError) as caught:
-        select.called(found, "abab", unpacked)
+        select.called(found, "abab", mixed_root)
     shown = str(caught.value).partition("begin with 'abab': ")[2].partition("\n")[0].split(", ")
     assert len(shown) == 3 and shown[2] == "autotuner/abababababab"
-    named = {select.called(found, name, unpacked).place.location for name in shown}
+    named = {select.called(found, name, mixed_root).place.location for name in shown}
     assert len(named) == 3
-    monkeypatch.chdir(unpacked.parent)
-    for name in (f"root/{shown[0]}", f"{unpacked}/{shown[0]}/", f"./root/{shown[0]}"):
-        assert select.called(found, name, unpacked).place.location in named
+    monkeypatch.chdir(mixed_root.parent)
+    for name in (f"root/{shown[0]}", f"{mixed_root}/{shown[0]}/", f"./root/{shown[0]}"):
+        assert select.called(found, name, mixed_root).place.location in named
 
 
 @pytest.mark.parametrize(
     "name", ["", " ", "/", "zz", "nowhere/7606", "0" * 64, "\0", "..", "7606/x"]
 )
-def test_a_name_that_nothing_has_is_a_usage_error(found, unpacked, name):
+def test_a_name_that_nothing_has_is_a_usage_error(found, mixed_root, name):
     with pytest.raises(UsageError, match=r"no entry in .* has a key that begins with"):
-        select.called(found, name, unpacked)
+        select.called(found, name, mixed_root)
 
 
 HEX = "0123456789abcdef"
@@ -407,10 +393,10 @@ def test_what_is_unknown_or_half_written_has_no_key():
             select.called([kernel(kind=kind)], KEY, "/root")
 
 
-def test_each_thing_belongs_to_one_of_the_roots(unpacked, tmp_path, cache_root):
+def test_each_thing_belongs_to_one_of_the_roots(mixed_root, tmp_path, cache_root):
     base = tmp_path / "base"
     for name in ("one", "two"):
-        shutil.copytree(unpacked, base / name)
+        shutil.copytree(mixed_root, base / name)
     (base / "lost+found").mkdir()
     (base / "0.1.15").mkdir()
     for start in (base, f"{base}/", os.path.relpath(base)):
@@ -427,9 +413,9 @@ SCALE = "0.1.13/linux-x86_64/kernels"
 
 
 @pytest.fixture
-def twins(unpacked, cache_root):
+def twins(mixed_root, cache_root):
     """A root with one kernel, and what copies it under another key."""
-    (source,) = unpacked.glob(f"{SCALE}/cb47*")
+    (source,) = mixed_root.glob(f"{SCALE}/cb47*")
     place = cache_root / SCALE
     shutil.copytree(source, place / source.name)
 
@@ -448,9 +434,9 @@ def test_a_kernel_alone_has_no_duplicate(twins, cache_root):
     assert groups(cache_root) == []
 
 
-def test_a_second_compile_is_a_duplicate_although_its_bytes_differ(twins, cache_root, unpacked):
+def test_a_second_compile_is_a_duplicate_although_its_bytes_differ(twins, cache_root, mixed_root):
     """The library is 0.1.14's, of the same kernel: other paths in its debug sections."""
-    (other,) = unpacked.glob("0.1.14/linux-x86_64/kernels/fb5d*/executable.so")
+    (other,) = mixed_root.glob("0.1.14/linux-x86_64/kernels/fb5d*/executable.so")
     again = twins("e") / "executable.so"
     assert again.read_bytes() != other.read_bytes()
     shutil.copy(other, again)
@@ -506,8 +492,8 @@ def test_a_library_that_vanished_or_is_a_pipe_since_has_no_duplicate(twins, cach
     assert select.duplicates(found) == []
 
 
-def test_kernels_for_the_cpu_have_duplicates_too(unpacked, cache_root):
-    (source,) = unpacked.glob("0.1.15/linux-x86_64/kernels/fbd1*")
+def test_kernels_for_the_cpu_have_duplicates_too(mixed_root, cache_root):
+    (source,) = mixed_root.glob("0.1.15/linux-x86_64/kernels/fbd1*")
     place = cache_root / "0.1.15/linux-x86_64/kernels"
     for key in (source.name, "e" * 64):
         shutil.copytree(source, place / key)

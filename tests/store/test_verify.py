@@ -12,7 +12,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from pathlib import Path
@@ -25,36 +24,18 @@ from tests.store.conftest import RECORD
 from tlcache.store import closures, layout, record, schedules, soundness, trash, verify
 from tlcache.store.record import Library
 
-FIXTURE = Path(__file__).parent / "fixtures" / "mixed_root.tar.xz"
 SHARED = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 KERNELS = "0.1.15/linux-x86_64/kernels"
 
 
-@pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    root = tmp_path_factory.mktemp("mixed") / "root"
-    with tarfile.open(FIXTURE) as archive:
-        for member in archive:
-            path = root / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(archive.extractfile(member).read())
-    return root
-
-
 @pytest.fixture
-def mixed(unpacked, cache_root):
-    shutil.copytree(unpacked, cache_root)
-    return cache_root
-
-
-@pytest.fixture
-def root(unpacked, cache_root):
+def root(mixed_root, cache_root):
     """Two kernels of 0.1.15, for sm_90a and the CPU, the one's cuda-binary, the other's record."""
     for start in (f"{KERNELS}/7606", f"{KERNELS}/fbd1", "0.1.15/cuda-binaries/3996"):
-        (source,) = unpacked.glob(f"{start}*")
-        shutil.copytree(source, cache_root / source.relative_to(unpacked))
+        (source,) = mixed_root.glob(f"{start}*")
+        shutil.copytree(source, cache_root / source.relative_to(mixed_root))
     file_record(cache_root)
     return cache_root
 
@@ -706,9 +687,9 @@ def test_what_vanishes_while_it_is_looked_at_is_no_finding(root, monkeypatch):
     assert found(root) == []
 
 
-def test_what_is_written_while_it_is_looked_at_is_looked_at_again(root, monkeypatch, unpacked):
+def test_what_is_written_while_it_is_looked_at_is_looked_at_again(root, monkeypatch, mixed_root):
     place_of = str(kernel(root))
-    whole = unpacked / os.path.relpath(place_of, root)
+    whole = mixed_root / os.path.relpath(place_of, root)
     (kernel(root) / "executable.so").unlink()
     real, calls = soundness.judge, []
 
@@ -724,9 +705,9 @@ def test_what_is_written_while_it_is_looked_at_is_looked_at_again(root, monkeypa
     assert found(root) == [] and calls[0].faults
 
 
-def test_files_that_come_and_go_are_no_findings(root, unpacked):
+def test_files_that_come_and_go_are_no_findings(root, mixed_root):
     """A program that removes and publishes entries by rename, as TileLang does."""
-    whole = unpacked / os.path.relpath(kernel(root), root)
+    whole = mixed_root / os.path.relpath(kernel(root), root)
     the_record(root).unlink()
     stop = threading.Event()
 
@@ -753,12 +734,12 @@ def test_files_that_come_and_go_are_no_findings(root, unpacked):
         thread.join()
 
 
-def test_what_was_healed_since_it_was_found_is_left_alone(root, unpacked):
+def test_what_was_healed_since_it_was_found_is_left_alone(root, mixed_root):
     flip(kernel(root) / "executable.so")
     one = only(root)
     place = kernel(root)
     shutil.move(place, root / "aside")
-    shutil.copytree(unpacked / os.path.relpath(place, root), place)
+    shutil.copytree(mixed_root / os.path.relpath(place, root), place)
     assert verify.repair(one, trash.batch(trash.QUARANTINE)) is None
     assert place.is_dir()
     shutil.rmtree(place)
@@ -809,15 +790,15 @@ DAMAGE = st.one_of(
 @settings(SHARED, max_examples=100)
 @given(damages=st.lists(st.tuples(st.integers(0, 200), DAMAGE), min_size=1, max_size=4))
 def test_no_damage_makes_verifying_fail_and_after_a_repair_nothing_is_left(
-    mixed, unpacked, damages
+    mixed, mixed_root, damages
 ):
     shutil.rmtree(mixed)
     keep = ("0.1.14", "0.1.11-x86_64", "autotuner")
     for name in keep:
-        shutil.copytree(unpacked / name, mixed / name)
+        shutil.copytree(mixed_root / name, mixed / name)
     for start in (f"{KERNELS}/7606", f"{KERNELS}/fbd1", "0.1.15/cuda-binaries/3996"):
-        (source,) = unpacked.glob(f"{start}*")
-        shutil.copytree(source, mixed / source.relative_to(unpacked))
+        (source,) = mixed_root.glob(f"{start}*")
+        shutil.copytree(source, mixed / source.relative_to(mixed_root))
     file_record(mixed)
     schedules.write(mixed, TUNED)
     paths = sorted(path for path in mixed.glob("**/*") if path.is_file())

@@ -8,7 +8,6 @@ In reading order: workload, schedule, factory (layer 2), bodies for CUDA and for
 
 # No `from __future__ import annotations` here: TileLang evaluates the annotations of a prim_func,
 # and as text they would not see the variables around it.
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -110,8 +109,7 @@ def fused_add_rms_norm(
     """
     if target == "cpu":
         return _cpu(M, N, eps, dtype, inplace)
-    config = json.loads(target) if target.startswith("{") else {"kind": "cuda", "arch": target}
-    return _cuda(M, N, eps, dtype, inplace, config)
+    return _cuda(M, N, eps, dtype, inplace, Target(target).config)
 
 
 def _cuda(

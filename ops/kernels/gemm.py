@@ -8,7 +8,6 @@ In reading order: workload, schedule, factory (layer 2), bodies for CUDA and for
 
 # No `from __future__ import annotations` here: TileLang evaluates the annotations of a prim_func,
 # and as text they would not see the variables around it.
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -180,8 +179,7 @@ def gemm(M: int | str, N: int, K: int, dtype: str, target: str) -> Any:
     """
     if target == "cpu":
         return _cpu(M, N, K, dtype)
-    config = json.loads(target) if target.startswith("{") else {"kind": "cuda", "arch": target}
-    return _cuda(M, N, K, dtype, config)
+    return _cuda(M, N, K, dtype, Target(target).config)
 
 
 def _cuda(M: int | str, N: int, K: int, dtype: str, config: Mapping[str, object]) -> Any:

@@ -10,7 +10,6 @@ In reading order: workload, schedule, factory (layer 2), bodies for CUDA and for
 
 # No `from __future__ import annotations` here: TileLang evaluates the annotations of a prim_func,
 # and as text they would not see the variables around it.
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -132,8 +131,7 @@ def rope(M: int | str, H: int, D: int, dtype: str, interleaved: bool, target: st
     """
     if target == "cpu":
         return _cpu(M, H, D, dtype, interleaved)
-    config = json.loads(target) if target.startswith("{") else {"kind": "cuda", "arch": target}
-    return _cuda(M, H, D, dtype, interleaved, config)
+    return _cuda(M, H, D, dtype, interleaved, Target(target).config)
 
 
 def _cuda(

@@ -10,7 +10,7 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ops.kernels import fields
@@ -167,34 +167,25 @@ def macros(plan: Plan) -> Macros:
                 for j in T.vectorized(vec):
                     target[row, at + j] = values[base + v * vec + j]
 
-    @T.macro
-    def sums(values, partial, slot, lane):
-        for e in T.unroll(each):
-            values[e] = T.warp_reduce_sum(values[e])
-        if warps > 1:
-            if lane % 32 == 0:
-                for e in T.unroll(each):
-                    partial[e, slot, lane // 32] = values[e]
-            T.sync_threads()
+    def over_row(within_warp: Callable[[Any], Any], both: Callable[[Any, Any], Any]) -> Any:
+        @T.macro
+        def reduced(values, partial, slot, lane):
             for e in T.unroll(each):
-                values[e] = partial[e, slot, 0]
-                for i in T.unroll(warps - 1):
-                    values[e] += partial[e, slot, i + 1]
-
-    @T.macro
-    def greatest(values, partial, slot, lane):
-        for e in T.unroll(each):
-            values[e] = T.warp_reduce_max(values[e])
-        if warps > 1:
-            if lane % 32 == 0:
+                values[e] = within_warp(values[e])
+            if warps > 1:
+                if lane % 32 == 0:
+                    for e in T.unroll(each):
+                        partial[e, slot, lane // 32] = values[e]
+                T.sync_threads()
                 for e in T.unroll(each):
-                    partial[e, slot, lane // 32] = values[e]
-            T.sync_threads()
-            for e in T.unroll(each):
-                values[e] = partial[e, slot, 0]
-                for i in T.unroll(warps - 1):
-                    values[e] = T.max(values[e], partial[e, slot, i + 1])
+                    values[e] = partial[e, slot, 0]
+                    for i in T.unroll(warps - 1):
+                        values[e] = both(values[e], partial[e, slot, i + 1])
 
+        return reduced
+
+    sums = over_row(T.warp_reduce_sum, lambda one, other: one + other)
+    greatest = over_row(T.warp_reduce_max, T.max)
     return Macros(load, vector, store, sums, greatest)
 
 

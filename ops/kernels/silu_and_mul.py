@@ -8,7 +8,6 @@ In reading order: workload, schedule, factory (layer 2), bodies for CUDA and for
 
 # No `from __future__ import annotations` here: TileLang evaluates the annotations of a prim_func,
 # and as text they would not see the variables around it.
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -120,8 +119,7 @@ def silu_and_mul(M: int | str, N: int, dtype: str, target: str) -> Any:
     """
     if target == "cpu":
         return _cpu(M, N, dtype)
-    config = json.loads(target) if target.startswith("{") else {"kind": "cuda", "arch": target}
-    return _cuda(M, N, dtype, config)
+    return _cuda(M, N, dtype, Target(target).config)
 
 
 def _cuda(M: int | str, N: int, dtype: str, config: Mapping[str, object]) -> Any:

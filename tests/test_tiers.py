@@ -30,7 +30,7 @@ STORE = [
     "tlcache.store.own_files", "tlcache.store.exposure", "tlcache.store.trash",
     "tlcache.cli.verify",
     "tlcache.store.prune", "tlcache.store.removal", "tlcache.store.candidates",
-    "tlcache.store.mapped", "tlcache.store.evictions", "tlcache.cli.prune",
+    "tlcache.store.mapped", "tlcache.store.mounts", "tlcache.store.evictions", "tlcache.cli.prune",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",

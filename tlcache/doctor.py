@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tlcache import fingerprint, targets
 from tlcache.errors import RuntimeLibraryError, TargetError, UntrustedRootError
-from tlcache.store import checkup, layout
+from tlcache.store import checkup, layout, mounts
 from tlcache.store.checkup import Contents, Finding, Here
 from tlcache.store.trust import Trust
 from tlcache.warm import toolchain
@@ -159,20 +159,8 @@ class Mount(NamedTuple):
 
 def mount_of(place: str) -> Mount | None:
     """The file system that a directory is on; None where the kernel does not tell."""
-    place, length = os.path.realpath(place), -1
-    best: Mount | None = None
-    try:
-        with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as lines:
-            for line in lines:
-                fields, _, rest = line.partition(" - ")
-                words, kind = fields.split(), rest.split()[0]
-                point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
-                inside = place == point or place.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= length:  # of those at one place the last one counts
-                    length, best = len(point), Mount(kind, "ro" in words[5].split(","))
-    except (OSError, IndexError, ValueError):
-        return None
-    return best
+    found = mounts.holding(place, mounts.read(MOUNTS))
+    return None if found is None else Mount(found.kind, "ro" in found.options.split(","))
 
 
 def file_system(root: Path) -> Finding:

@@ -18,7 +18,7 @@ from tlcache.errors import CacheRootError, TargetError, ToolchainError, UsageErr
 from tlcache.fingerprint import platform_name, tilelang_version
 from tlcache.spec import KernelSpec
 from tlcache.store import layout, schedules
-from tlcache.store.trust import Trust
+from tlcache.store.trust import Trust, set_umask
 from tlcache.targets import Target
 from tlcache.warm import pool, shapes, toolchain, tuning
 
@@ -97,7 +97,7 @@ def command(
             "TILELANG_DISABLE_CACHE is set, so the tuned kernels could not be kept",
             hint="`unset TILELANG_DISABLE_CACHE`",
         )
-    os.umask(os.umask(0o022) | 0o022)
+    set_umask()
     root = layout.cache_root(cache_dir)
     if root.exists():
         Trust(root).check_root()

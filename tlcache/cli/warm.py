@@ -21,7 +21,7 @@ from tlcache.cli.signals import Terminated, terminable
 from tlcache.errors import CacheRootError, TargetError
 from tlcache.fingerprint import platform_name, tilelang_version
 from tlcache.store import layout, schedules
-from tlcache.store.trust import Trust
+from tlcache.store.trust import Trust, set_umask
 from tlcache.targets import CPU, Target
 from tlcache.warm import plan, pool, shapes
 from tlcache.warm.outcome import Outcome, Status
@@ -101,9 +101,7 @@ def command(
             "TILELANG_DISABLE_CACHE is set, so TileLang would keep nothing of what is compiled",
             hint="`unset TILELANG_DISABLE_CACHE`",
         )
-    # What is made here must pass the check by which it is loaded, whatever the umask (0 in
-    # containers).
-    os.umask(os.umask(0o022) | (0o002 if os.environ.get("TLCACHE_TRUST") == "group" else 0o022))
+    set_umask()
     document = shapes.load(path)
     tuned = schedules.load(schedules_path) if schedules_path is not None else []
     if os.getcwd() not in sys.path:

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tlcache.store import mounts
+
 __all__ = ["Process", "Seen", "look", "network"]
 
 _PROC = "/proc"
@@ -148,31 +150,12 @@ def _hides() -> bool:
     """Whether `/proc` is mounted so that others' processes cannot be seen."""
     if os.geteuid() == 0:
         return False
-    options = next((mount.options for mount in _mounts() if mount.place == _PROC), "")
+    options = next((mount.whole for mount in _mounts() if mount.place == _PROC), "")
     return re.search(r"hidepid=(2|4|invisible|ptraceable)", options) is not None
 
 
-class _Mount(NamedTuple):
-    place: str
-    kind: str
-    options: str
-
-
-def _mounts() -> list[_Mount]:
-    """What is mounted here, the last mount of a place last."""
-    try:
-        with open(f"{_PROC}/self/mountinfo", "rb") as file:
-            lines = file.read().decode(errors="surrogateescape").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        before, dash, after = line.partition(" - ")
-        words, more = before.split(" "), after.split(" ")
-        if dash and len(words) > 4:
-            place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
-            found.append(_Mount(place, more[0], more[-1]))
-    return found
+def _mounts() -> list[mounts.Mount]:
+    return mounts.read(f"{_PROC}/self/mountinfo")
 
 
 def network(path: str | os.PathLike[str]) -> str | None:
@@ -180,11 +163,6 @@ def network(path: str | os.PathLike[str]) -> str | None:
 
     On such a one nobody can tell who has a library loaded, and deleting one can break readers.
     """
-    real = os.path.realpath(path)
-    best = _Mount("", "", "")
-    for mount in _mounts():
-        prefix = mount.place.rstrip("/") + "/"
-        if f"{real}/".startswith(prefix) and len(mount.place) >= len(best.place):
-            best = mount
-    kind = best.kind
+    mount = mounts.holding(path, _mounts())
+    kind = mount.kind if mount is not None else ""
     return kind if kind in _NETWORK or kind.startswith("fuse.") else None

@@ -14,7 +14,7 @@ import stat
 
 from tlcache.errors import UntrustedRootError
 
-__all__ = ["Trust"]
+__all__ = ["Trust", "set_umask"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Trust:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.abspath(root)
         self._inside = (self.root + os.sep, os.path.realpath(root) + os.sep)
-        self._level = os.environ.get("TLCACHE_TRUST", "").strip().lower()
+        self._level = _level()
         self._owners = {0, os.geteuid()}
         self._known: set[str] = set()
         if self._level == "any":
@@ -114,6 +114,17 @@ class Trust:
             hint=f"`chmod -R {'g-w' if group else 'go-w'} {path}` if you know what it holds"
             + (", or set TLCACHE_TRUST=group to trust that group" if group else ""),
         )
+
+
+def set_umask() -> None:
+    """Have what this process makes pass the check by which it is loaded, whatever the umask was (0
+    in containers).
+    """
+    os.umask(os.umask(0o022) | (0o002 if _level() == "group" else 0o022))
+
+
+def _level() -> str:
+    return os.environ.get("TLCACHE_TRUST", "").strip().lower()
 
 
 def _private(gid: int) -> bool:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tlcache.store import entry, layout, record, scan
 from tlcache.store.entry import EntryParam
+from tlcache.store.filings import Filing
 from tlcache.store.layout import EntryPlace
 
 SHARED = settings(
@@ -277,7 +278,7 @@ def test_params_with_any_value_anywhere_are_none_or_parameters(place, index, key
 def test_an_entry_with_a_record_tells_what_the_record_does(filed):
     record.write(filed.root, filed.record)
     (found,) = scan.scan(filed.root)
-    assert found.record == filed.record
+    assert found.record == Filing.of(filed.record)
     assert (found.kernel, found.target, found.backend) == ("rms_norm", "cpu", "cython")
     assert found.params == (
         EntryParam("float32", ("rows", 64)),
@@ -296,7 +297,7 @@ def test_an_entrys_record_is_the_newest_that_points_at_it(filed):
     ):
         record.write(filed.root, made)
     (found,) = scan.scan(filed.root)
-    assert found.record == newest
+    assert found.record == Filing.of(newest)
 
 
 def test_a_record_of_an_entry_that_is_gone_is_no_entry(filed):
@@ -341,7 +342,7 @@ def test_a_root_is_scanned_by_a_relative_path_too(filed, monkeypatch):
     record.write(filed.root, filed.record)
     monkeypatch.chdir(filed.root.parent)
     (found,) = scan.scan(Path("root"))
-    assert found.record == filed.record
+    assert found.record == Filing.of(filed.record)
 
 
 def test_what_tilelang_writes_tells_the_same_as_its_record(tlcache, shapes, cache_root):

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.store.conftest import RECORD
@@ -590,6 +590,8 @@ things = st.sampled_from(["file", "directory", "link out", "link in", "fifo", "e
 
 @HYPOTHESIS
 @given(st.lists(st.tuples(st.lists(names, min_size=1, max_size=5), things), max_size=12))
+@example([(["kernels"], "file"), (["tlcache"], "link out")])
+@example([(["tlcache", "locks"], "link out")])
 def test_whatever_lies_in_a_root_only_what_the_plan_names_is_deleted(
     cache_root, tmp_path_factory, made
 ):

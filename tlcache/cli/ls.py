@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections import Counter
@@ -137,7 +138,7 @@ def _parted(
 def workload(one: Entry) -> str:
     """A kernel's workload, or its parameters' shapes where it has no record."""
     if one.record is not None:
-        return one.record.spec.workload_text
+        return one.record.workload_text
     if one.params is None:
         return "–"
     return _shapes(tuple(param.shape for param in one.params))
@@ -184,7 +185,7 @@ def row(one: Entry) -> list[str]:
         one.place.key[:12],
         one.kernel or "–",
         workload(one),
-        filed.spec.schedule_text if filed else "–",
+        filed.schedule_text if filed else "–",
         one.target or "–",
         _toolkit(one) or "–",
         one.place.tilelang or "–",
@@ -197,9 +198,9 @@ def _toolkit(one: Entry) -> str | None:
     """The build of the compiler that made the device code; on the CPU that is the host
     compiler's, which only a record knows.
     """
-    if one.record is None or one.record.spec.target.is_cuda:
+    if one.record is None or one.record.is_cuda:
         return select.toolkit_of(one)
-    words = (one.record.toolkit.get("host_compiler") or "").split()
+    words = (one.record.host_compiler or "").split()
     return f"{words[0]} {words[-1]}" if words else None
 
 
@@ -217,7 +218,7 @@ def as_json(one: Entry) -> dict[str, Any]:
         "kernel": one.kernel,
         "target": targets[0] if len(targets) == 1 else list(targets),
         "toolkit": select.toolkit_of(one),
-        "host": filed.toolkit.get("host_compiler") if filed else None,
+        "host": filed.host_compiler if filed else None,
         "machine": one.facts.host,
         "payload": one.payload,
         "params": None
@@ -226,9 +227,9 @@ def as_json(one: Entry) -> dict[str, Any]:
         "bytes": one.bytes,
         "created": one.created.isoformat() if one.created else None,
         "last_used": one.last_used.isoformat() if one.last_used else None,
-        "op": filed.spec.name if filed else None,
-        "workload": dict(filed.spec.workload) if filed else None,
-        "schedule": dict(filed.spec.schedule) if filed else None,
+        "op": filed.name if filed else None,
+        "workload": json.loads(filed.workload) if filed else None,
+        "schedule": json.loads(filed.schedule) if filed else None,
         "record": filed.action_key if filed else None,
     }
 

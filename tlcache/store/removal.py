@@ -29,8 +29,9 @@ from dataclasses import dataclass
 
 from tlcache.errors import CacheRootError
 from tlcache.store import candidates, evictions, locks, mapped, trash
-from tlcache.store.candidates import Filings, Snapshot
+from tlcache.store.candidates import Snapshot
 from tlcache.store.evictions import Eviction
+from tlcache.store.filings import Filings
 from tlcache.store.mapped import Seen
 from tlcache.store.prune import Goes, Ledger, Plan, Stays
 
@@ -199,7 +200,7 @@ class _Removing:
         moved: list[tuple[str, str]] = []
         try:
             for path, seen in parts:
-                moved.append((path, trash.move(root, path, batch, seen=seen.status)))
+                moved.append((path, trash.move(root, path, batch, seen=seen.identity)))
         except FileNotFoundError:
             _put_back(moved)
             self.stays.append(Stays(one.candidate, "replaced meanwhile"))
@@ -218,7 +219,7 @@ class _Removing:
         parts = [(filed.location, filed.seen) for filed in one.candidate.records]
         try:
             for path, seen in [*parts, *one.candidate.files]:
-                trash.delete(root, path, seen.status)
+                trash.delete(root, path, seen.identity)
         except (OSError, ValueError) as error:
             reason = (getattr(error, "strerror", None) or str(error)).lower()
             self.stays.append(Stays(one.candidate, f"cannot be deleted: {reason}", True))
@@ -269,7 +270,7 @@ def _changed(files: Iterable[tuple[str, Snapshot]], use_counts: bool) -> str | N
         now = candidates.snapshot(path)
         if now is None:
             return "gone already"
-        if now.parts != seen.parts:
+        if now.digest != seen.digest:
             return "changed since it was chosen"
         if use_counts and now.used > seen.used:
             return "used since it was chosen"

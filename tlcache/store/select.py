@@ -137,7 +137,7 @@ class Filter:
         toolkit = toolkit_of(one) if self.toolkit is not None else None
         return (
             _any(self.targets, one.targets or (), targets.matches)
-            and (not self.ops or (one.record is not None and one.record.spec.name in self.ops))
+            and (not self.ops or (one.record is not None and one.record.name in self.ops))
             and _any(self.kernels, (one.kernel,) if one.kernel else (), _like)
             and (self.tilelang is None or _version_in(self.tilelang, one))
             and (
@@ -191,8 +191,8 @@ def toolkit_of(one: Entry) -> str | None:
     """The build of nvcc that made an entry's device code; a record knows it where the code does
     not tell.
     """
-    if one.record is not None and one.record.spec.target.is_cuda:
-        return one.record.toolkit.get("nvcc") or one.facts.toolkit
+    if one.record is not None and one.record.is_cuda:
+        return one.record.nvcc or one.facts.toolkit
     return one.facts.toolkit
 
 

@@ -84,7 +84,7 @@ def written(place, **files):
         content = json.dumps(content) if isinstance(content, dict | list) else content
         data = content.encode() if isinstance(content, str) else content
         (place.path / name).write_bytes(data)
-    return entry.read(place, None)
+    return entry.read(place)
 
 
 # --- without a record ---
@@ -142,11 +142,11 @@ def test_an_entrys_dates_are_those_of_its_directory_and_its_library_in_utc(place
     written(place, executable__so=b"x", params__json=GRAPH)
     os.utime(place.path / "executable.so", (2_000_000_000, 1_500_000_000))
     os.utime(place.path, (1, 1_600_000_000))
-    found = entry.read(place, None)
+    found = entry.read(place)
     assert found.created == datetime(2020, 9, 13, 12, 26, 40, tzinfo=timezone.utc)
     assert found.last_used == datetime(2033, 5, 18, 3, 33, 20, tzinfo=timezone.utc)
     os.utime(place.path / "executable.so", (1, 1_500_000_000))
-    assert entry.read(place, None).last_used == datetime(2017, 7, 14, 2, 40, tzinfo=timezone.utc)
+    assert entry.read(place).last_used == datetime(2017, 7, 14, 2, 40, tzinfo=timezone.utc)
 
 
 def test_a_date_that_no_calendar_has_is_none(mounted):
@@ -156,19 +156,19 @@ def test_a_date_that_no_calendar_has_is_none(mounted):
     (path / "executable.so").write_bytes(b"x")
     for item in (path / "executable.so", path):
         os.utime(item, (2**50, 2**50))
-    found = entry.read(EntryPlace(KEY, str(path), None, None), None)
+    found = entry.read(EntryPlace(KEY, str(path), None, None))
     assert (found.library, found.created, found.last_used) == ("executable.so", None, None)
 
 
 def test_an_entry_that_has_vanished_is_all_none(place):
     place.path.rmdir()
-    found = entry.read(place, None)
+    found = entry.read(place)
     assert (found.backend, found.library, found.kernel, found.params) == (None,) * 4
     assert (found.bytes, found.created, found.last_used) == (0, None, None)
 
 
 def test_an_empty_entry_is_none_but_for_its_date(place):
-    found = entry.read(place, None)
+    found = entry.read(place)
     assert (found.backend, found.kernel, found.params, found.bytes) == (None, None, None, 0)
     assert found.created is not None
 
@@ -178,7 +178,7 @@ def test_links_directories_and_pipes_are_not_an_entrys_files(place, tmp_path):
     (place.path / "executable.so").symlink_to(tmp_path / "outside")
     (place.path / "device_kernel.cu").mkdir()
     os.mkfifo(place.path / "params.json")
-    found = entry.read(place, None)
+    found = entry.read(place)
     assert (found.backend, found.kernel, found.params, found.bytes) == (None, None, None, 0)
 
 

@@ -22,15 +22,15 @@ def _old_enough(cache_root, monkeypatch):
 
 @pytest.fixture
 def parsed(monkeypatch):
-    """The records that are read, by their file names."""
-    paths, real = [], record.parse
+    """The contents of the records that are read."""
+    found, real = [], record.decode
 
-    def parse(data, path, spec=None):
-        paths.append(Path(path).stem[:2])
-        return real(data, path, spec)
+    def decode(data, spec=None):
+        found.append(data)
+        return real(data, spec)
 
-    monkeypatch.setattr(record, "parse", parse)
-    return paths
+    monkeypatch.setattr(record, "decode", decode)
+    return found
 
 
 def scanned(root, parsed):
@@ -130,3 +130,12 @@ def test_a_record_of_a_name_that_is_none_is_passed_over(filed):
     for name in (".x.json", f"{OTHER}.json", f"{path.stem}.json.tmp", "readme"):
         (path.parent / name).write_bytes(path.read_bytes())
     assert list(Filings(str(filed.root)).all()) == [(filed.record.entry, str(path))]
+
+
+def test_records_that_cannot_be_used_are_told_in_one_line(filed, caplog):
+    for number in range(30):
+        path = record.write(filed.root, filed.but(action_key=f"{number:02x}" * 32))
+        path.write_bytes(path.read_bytes()[:-5])
+    list(scan.scan(filed.root))
+    (told,) = caplog.messages
+    assert told == f"30 records in {filed.root} cannot be used; `tlcache verify` says why"

@@ -23,10 +23,12 @@ KINDS = {"cuda-binary": "binary", "autotuner": "autotune"}
 """How kinds of things are called where a person or a program reads them, if not by `layout`."""
 
 
-@functools.lru_cache(maxsize=4096)
-def natural(text: str) -> list[tuple[int, str]]:
+def natural(text: str) -> str:
     """A sort key by which M=128 comes before M=1024."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+    return _NUMBER.sub(lambda match: match[0].zfill(20), text)
+
+
+_NUMBER = re.compile(r"\d+")
 
 
 _SORTS: dict[str, Callable[[Entry], Any]] = {
@@ -175,7 +177,10 @@ def _write_table(
 
 
 def _below(root: Path, one: Entry) -> str:
-    return os.path.relpath(layout.root_of(root, one.place), root)
+    return _relative(layout.root_of(root, one.place), root)
+
+
+_relative = functools.lru_cache(maxsize=1024)(os.path.relpath)
 
 
 def row(one: Entry) -> list[str]:

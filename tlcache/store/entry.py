@@ -185,11 +185,11 @@ class Listing(NamedTuple):
         return max(times, default=0.0)
 
 
-def read(place: EntryPlace, filed: Filing | None) -> Entry:
-    """Read one entry. `filed` is its record."""
+def read(place: EntryPlace) -> Entry:
+    """Read one entry, without its record."""
     found = listing(place)
     facts, payload, _ = facts_of(place, found)
-    return made(place, found, facts, payload, filed)
+    return made(place, found, facts, payload)
 
 
 def made(
@@ -197,19 +197,22 @@ def made(
     found: Listing,
     facts: Facts,
     payload: str | None,
-    filed: Filing | None = None,
+    filed: tuple[Filing, float] | None = None,
 ) -> Entry:
-    """The entry that its listing, its facts and its record make."""
-    used = found.library.status if found.library is not None else None
+    """The entry that its listing, its facts, and its record with that one's last use make."""
+    used = filed[1] if filed is not None else None
+    if found.library is not None:
+        status = found.library.status
+        used = max(status.st_atime, status.st_mtime, used or 0.0)
     return Entry(
         place,
         found.library.name if found.library is not None else None,
         found.size,
         utc(found.created) if found.created is not None else None,
-        utc(max(used.st_atime, used.st_mtime)) if used is not None else None,
+        utc(used) if used is not None else None,
         facts,
         payload,
-        filed,
+        filed[0] if filed is not None else None,
     )
 
 

@@ -15,6 +15,7 @@ it never writes into an entry.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -148,11 +149,15 @@ def root_of(base: str | os.PathLike[str], place: EntryPlace) -> str:
     """Which of the `roots` at a path a thing under it belongs to."""
     base = os.fspath(base)
     name, slash, _ = place.location[len(base) :].lstrip("/").partition("/")
-    if not slash or name in _FLAT:
-        return base
-    if any(re.fullmatch(known, name) for known in (_KEY, _OLD_NAMESPACE, _VERSION)):
-        return base
-    return os.path.join(base, name)
+    return os.path.join(base, name) if slash and not _is_tilelangs(name) else base
+
+
+@functools.lru_cache(maxsize=1024)  # asked for each entry; all entries of a root are in a few
+def _is_tilelangs(name: str) -> bool:
+    """Whether a directory of a root is of TileLang's, and not a root itself."""
+    return name in _FLAT or any(
+        re.fullmatch(known, name) for known in (_KEY, _OLD_NAMESPACE, _VERSION)
+    )
 
 
 def places(base: str | os.PathLike[str]) -> Iterator[EntryPlace]:

@@ -7,7 +7,6 @@ little more than the time to look at all files.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -64,28 +63,29 @@ def scan(
             if filings is not None:
                 filings[inner] = filed
             for place in layout.places_in(inner, nested=inner != base):
-                yield _with_record(_entry(place, cache), filed)
+                yield _entry(place, cache, filed)
 
 
-def _entry(place: EntryPlace, cache: ScanCache) -> Entry:
+def _entry(place: EntryPlace, cache: ScanCache, filings: Filings) -> Entry:
     known = cache.get(place.location)
     if known is None:
         found = entry.listing(place)
     else:
         found = entry.listing(place, known.directory, known.names)
+    filed = filings.newest(place.location)
     stamp = found.stamp()
     if not stamp:
-        return entry.made(place, found, _NOTHING, None)
+        return entry.made(place, found, _NOTHING, None, filed)
     if known is not None and known.stamp == stamp:
         facts = cache.facts(known)
         if facts is not None:
             if known.directory != found.directory:
                 _keep(cache, place, found, stamp, facts, known.payload)
-            return entry.made(place, found, facts, known.payload)
+            return entry.made(place, found, facts, known.payload, filed)
     facts, payload, sound = entry.facts_of(place, found)
     if sound:
         _keep(cache, place, found, stamp, facts, payload)
-    return entry.made(place, found, facts, payload)
+    return entry.made(place, found, facts, payload, filed)
 
 
 _NOTHING = Facts()
@@ -101,14 +101,3 @@ def _keep(
 ) -> None:
     changed = max(found.newest(), found.created or 0.0)
     cache.put(place.location, found.directory, found.names, stamp, facts, payload, changed)
-
-
-def _with_record(one: Entry, filings: Filings) -> Entry:
-    known = filings.newest(one.place.location)
-    if known is None:
-        return one
-    filing, used = known
-    last = entry.utc(used)
-    if last is None or (one.last_used is not None and last < one.last_used):
-        last = one.last_used
-    return dataclasses.replace(one, record=filing, last_used=last)

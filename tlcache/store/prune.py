@@ -221,6 +221,9 @@ class _Planning:
             return f"loaded by {one.held[0]}{more}"
         if one.location in self.protected:
             return f"among the last {self.policy.keep_last} of its kernel"
+        others = self.policy.wanted.other_targets(one.entry)
+        if others:
+            return f"also for {', '.join(others)}"
         unrecorded = one.entry.place.kind == "kernel" and not one.records
         if unrecorded and self._younger(one, _PUBLISHING):
             return "written just now"

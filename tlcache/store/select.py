@@ -131,6 +131,12 @@ class Filter:
         """Whether it asks for anything at all."""
         return any(getattr(self, field.name) != field.default for field in fields(self))
 
+    def other_targets(self, one: Entry) -> list[str]:
+        """The targets of a fat binary that the filter does not ask for, where it asks for some."""
+        return [
+            name for name in one.targets or () if not _any(self.targets, (name,), targets.matches)
+        ]
+
     def matches(self, one: Entry, now: datetime | None = None) -> bool:
         """Whether an entry is selected."""
         now = now or datetime.now(timezone.utc)

@@ -31,6 +31,8 @@ STORE = [
     "tlcache.cli.verify",
     "tlcache.store.prune", "tlcache.store.removal", "tlcache.store.candidates",
     "tlcache.store.mapped", "tlcache.store.mounts", "tlcache.store.evictions", "tlcache.cli.prune",
+    "tlcache.models", "tlcache.models.config", "tlcache.models.parts", "tlcache.models.document",
+    "tlcache.cli.shapes",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",

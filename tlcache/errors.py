@@ -13,6 +13,8 @@
         CacheRootError           3   the cache root cannot be written, or is out of space
         UntrustedRootError       3   others can write the cache root: a library is code
         RuntimeLibraryError      3   TileLang's or tvm-ffi's runtime library is not installed
+        AgentError               3   an agent cannot listen, or its directory is not the user's
+        alone
       KernelError                1   this kernel is not to be had
         CompileError             1   it does not compile
         MissError                1   it is not in the cache, and compiling was ruled out
@@ -26,6 +28,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AgentError",
     "CacheRootError",
     "CaptureError",
     "CompileError",
@@ -122,6 +125,12 @@ class UntrustedRootError(EnvironmentFault):
 
 class RuntimeLibraryError(EnvironmentFault):
     """A runtime library that a restored kernel needs is not installed."""
+
+
+class AgentError(EnvironmentFault):
+    """An agent cannot listen: its directory is not the user's alone, or a socket is not to be had
+    there.
+    """
 
 
 class KernelError(TlcacheError):

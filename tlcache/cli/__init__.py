@@ -24,6 +24,8 @@ _COMMANDS = {
     "diff": "Show what differs between two kernels.",
     "du": "Show what takes how much of the disk, by version, target and operator.",
     "why": "Say for each workload that is not in the cache what would have to be otherwise.",
+    "stats": "Show what running processes do with their kernels.",
+    "top": "Watch what running processes do: the same as `tlcache stats --watch`.",
     "verify": "Check every file of a cache, and who could have written it.",
     "prune": "Delete kernels with their records, and the cuda-binaries that only they need.",
     "doctor": "Check the cache and this machine, and say what to do about each fault.",

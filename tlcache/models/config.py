@@ -69,28 +69,17 @@ _HINT = "give the model's own config.json, as `transformers` writes it"
 
 
 def load(path: Path, known: Collection[str]) -> Config:
+    """Read a config.json; of a model that sees or hears, the part that writes.
+
+    Args:
+        path: The file, or a directory that has one.
+        known: The values of `model_type` that will do.
+
+    Raises:
+        ModelConfigError: It is missing, no JSON object, or of another `model_type`.
+    """
     file = path / "config.json" if path.is_dir() else path
-    if not file.exists():
-        named = str(path)
-        if not path.is_dir() and named.count("/") == 1 and not named.startswith((".", "/", "~")):
-            raise ModelConfigError(
-                f"there is no file {named}, and nothing is downloaded here",
-                hint=f"if it is a model on the hub: `hf download {named} config.json "
-                "--local-dir DIR`, then `--from-hf DIR`",
-            )
-        raise ModelConfigError(
-            f"there is no {file}", hint="`--from-hf` takes a config.json, or a directory with one"
-        )
-    try:
-        with open(file, "rb") as opened:
-            text = opened.read(_MOST_BYTES + 1)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ModelConfigError(f"{file} cannot be read: {reason}", hint=_HINT) from error
-    if len(text) > _MOST_BYTES:
-        raise ModelConfigError(
-            f"{file} has more than {_MOST_BYTES >> 20} MiB; it is no config.json", hint=_HINT
-        )
+    text = _read(path, file)
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -99,7 +88,7 @@ def load(path: Path, known: Collection[str]) -> Config:
         raise ModelConfigError(f"{file} is not a JSON object", hint=_HINT)
     if _is(fields, known):
         return Config(file, fields)
-    inner = fields.get("text_config")  # a model that sees or hears, around one that writes
+    inner = fields.get("text_config")
     if isinstance(inner, dict) and _is(inner, known):
         return Config(file, inner, "text_config.")
     kind = fields.get("model_type")
@@ -109,6 +98,31 @@ def load(path: Path, known: Collection[str]) -> Config:
         hint="write its workloads by hand, as examples/llama3-8b.json does, or record them: "
         "`tlcache record`",
     )
+
+
+def _read(path: Path, file: Path) -> bytes:
+    try:
+        with open(file, "rb") as opened:
+            text = opened.read(_MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        named = str(path)
+        if named.count("/") == 1 and named[0] not in "./~" and not path.is_dir():
+            raise ModelConfigError(
+                f"there is no file {named}, and nothing is downloaded here",
+                hint=f"if it is a model on the hub: `hf download {named} config.json "
+                "--local-dir DIR`, then `--from-hf DIR`",
+            ) from error
+        raise ModelConfigError(
+            f"there is no {file}", hint="`--from-hf` takes a config.json, or a directory with one"
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = str(getattr(error, "strerror", None) or error).lower()
+        raise ModelConfigError(f"{file} cannot be read: {reason}", hint=_HINT) from error
+    if len(text) > _MOST_BYTES:
+        raise ModelConfigError(
+            f"{file} has more than {_MOST_BYTES >> 20} MiB; it is no config.json", hint=_HINT
+        )
+    return text
 
 
 def _is(fields: Mapping[str, Any], known: Collection[str]) -> bool:

@@ -23,7 +23,7 @@ from tlcache.store.sockets import Address
 
 __all__ = ["DEADLINE", "Answer", "Found", "Silence", "ask", "everywhere", "find", "gather"]
 
-DEADLINE = 1.0
+DEADLINE = 0.5
 """Seconds that an agent has for its whole answer. It takes milliseconds; more than that is for a
 machine whose cores are all busy.
 """
@@ -65,8 +65,12 @@ def find() -> tuple[list[Found], list[AgentError]]:
     found: list[Found] = []
     troubles: list[AgentError] = []
     for place, owner in sockets.places().items():
-        if not os.path.lexists(place):
+        try:
+            os.lstat(place)
+        except FileNotFoundError:
             continue  # the first agent will make it
+        except OSError:
+            pass  # why not, is told below
         try:
             found += [Found(address, owner) for address in sockets.listed(place, owner=owner)]
         except AgentError as error:
@@ -124,6 +128,8 @@ def ask(found: Found, path: str, *, seconds: float = DEADLINE) -> Answer | None:
         return None
     except TimeoutError:
         return Answer(pid, address.path, None, f"does not answer within {seconds:g} s")
+    except BlockingIOError:
+        return Answer(pid, address.path, None, "does not answer: its queue is full")
     except Silence as silence:
         return Answer(pid, address.path, None, str(silence))
     except AgentError as error:
@@ -142,6 +148,8 @@ def _asked(connection: socket.socket, path: str, deadline: float) -> Mapping[str
         body = bytearray()
         while some := response.read(_CHUNK):  # all at once, it would believe any Content-Length
             body += some
+        if response.length:
+            raise Silence("breaks off in the middle of its answer")
     except (HTTPException, ValueError) as error:
         raise Silence("answers something that is not HTTP") from error
     try:

@@ -7,7 +7,6 @@ zero or unknown: the agent may be of another version.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
@@ -210,7 +209,7 @@ def _fit(value: object, default: Any, kind: str) -> Any:
     """A value where it is of the field's type, else the default."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind.startswith("float"):
-        sound = number and math.isfinite(value) and abs(value) < _MOST  # type: ignore[arg-type]
+        sound = number and abs(value) < _MOST  # type: ignore[arg-type]
         return float(value) if sound else default  # type: ignore[arg-type]
     if kind.startswith("int"):
         return value if number and isinstance(value, int) and abs(value) < _MOST else default

@@ -17,7 +17,7 @@ __all__ = ["overview", "ready", "since_ready", "up"]
 
 _OVERVIEW = ["PID", "PROGRAM", "UP", "READY", "HITS", "RESTORED", "DISK", "COMPILED", "FAILED"]
 _OVERVIEW += ["LATE", "SPENT", "SAVED", "NOTE"]
-_SPARE = ["FAILED", "SPENT", "DISK", "SAVED", "UP"]
+_SPARE = ["FAILED", "SPENT", "DISK", "SAVED", "UP", "READY", "RESTORED"]
 
 
 def overview(

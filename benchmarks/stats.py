@@ -10,8 +10,8 @@ Measured is the whole process of `tlcache stats`, as its parent sees it, with
     serving    the same 64, while each launches a kernel every 50 ms
     one stuck  64 that wait, one of them stopped, so that it cannot answer
 
-The processes are eight servers of eight ranks each, forked from one that has restored its kernels; each
-child has an agent and a socket of its own.
+The processes are eight servers of eight ranks each, forked from one that has restored its kernels;
+each child has an agent and a socket of its own.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ runtime.mark_ready()
 torch.set_num_threads(1)
 tlcache.agent.start()
 children = []
+ready, there = os.pipe()
 for number in range(job["agents"]):
     child = os.fork()
     if not child:
@@ -64,11 +65,13 @@ for number in range(job["agents"]):
         x = torch.ones(spec.workload["M"], spec.workload["N"])
         w = torch.ones(spec.workload["N"])
         parent = os.getppid()
+        os.write(there, b"x")
         while os.getppid() == parent:
             if os.path.exists(job["busy"]):
                 kernel(x, w)
             time.sleep(0.05)
         os._exit(0)
+    os.read(ready, 1)
     children.append(child)
 tlcache.agent.stop()
 print(json.dumps(children), flush=True)
@@ -78,7 +81,9 @@ for child in children:
 """
 
 
-def _start(place: Path, agents: int, env: dict[str, str]) -> tuple[subprocess.Popen[str], list[int]]:
+def _start(
+    place: Path, agents: int, env: dict[str, str]
+) -> tuple[subprocess.Popen[str], list[int]]:
     """Start the processes; the one that ends them when its input ends, and their pids."""
     kernels = method.specs(method.workloads(KERNELS, CPU), CPU)
     method.write_shapes(place / "shapes.json", kernels)

@@ -24,6 +24,25 @@ from tlcache import agent
 print(agent.start(), flush=True)
 sys.stdin.read()
 """
+# An agent's process that forks as many others as it is told.
+MANY = """
+import json, os, signal, sys
+from tlcache import agent
+agent.start()
+pids = [os.getpid()]
+ready, there = os.pipe()
+for _ in range(int(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        os.write(there, b"x")
+        signal.pause()
+    os.read(ready, 1)
+    pids.append(child)
+print(json.dumps(pids), flush=True)
+sys.stdin.read()
+for child in pids[1:]:
+    os.kill(child, 9)
+"""
 SOUND = json.dumps({"schema": 1, "process": {"name": "fake"}}).encode()
 
 
@@ -240,6 +259,24 @@ def test_what_a_killed_process_leaves_is_nothing(agent, runtime):
     answers, troubles = agents.everywhere()
     assert [one.pid for one in answers] == [lives.pid]
     assert troubles == []
+
+
+def test_of_many_agents_all_answer_and_after_a_massacre_the_rest(runtime):
+    with subprocess.Popen(
+        [sys.executable, "-c", MANY, "63"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        pids = json.loads(process.stdout.readline())
+        for killed in (0, 20):
+            for pid in pids[1 : 1 + killed]:
+                os.kill(pid, signal.SIGKILL)
+            lives = sorted([pids[0], *pids[1 + killed :]])
+            answers, _ = agents.everywhere(seconds=60)
+            assert [one.pid for one in answers if one.pid in lives] == lives
+            assert {one.trouble for one in answers if one.pid in lives} == {None}
+        process.stdin.close()
 
 
 def test_a_process_that_is_stopped_does_not_answer_and_does_when_it_goes_on(agent):

@@ -29,9 +29,9 @@ def hold():
     """Have files mapped by processes of their own."""
     running = []
 
-    def hold(*paths, before=()):
+    def hold(*paths, before=(), source=HOLD):
         process = subprocess.Popen(
-            [*before, sys.executable, "-c", HOLD, *map(str, paths)],
+            [*before, sys.executable, "-c", source, *map(str, paths)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -99,6 +99,24 @@ def test_a_process_with_another_view_of_the_disk_is_followed_into_it(filed, hold
     (loaded,) = outside.look(hold(library, before=before).pid).loaded
     assert (loaded.root, loaded.gone) == (str(inside), False)
     assert loaded.entry.kernel == "rms_norm"
+
+
+# Compiles a kernel by TileLang alone, says so, and waits for the end of its input.
+COMPILE = """
+import sys
+from ops.kernels.rms_norm import rms_norm
+rms_norm(1, 64, 1e-6, "float32", "cpu")(block_m=1, threads=1, each=1, prefetch=False)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_process_compiled_itself_is_counted(cache_root, hold, monkeypatch):
+    monkeypatch.setenv("TILELANG_PRINT_ON_COMPILATION", "0")
+    for compiled, loaded in ((1, 0), (0, 1)):  # the second process finds the first one's entry
+        seen = outside.look(hold(source=COMPILE).pid)
+        assert seen.tilelang
+        assert (len(seen.compiled), len(seen.loaded)) == (compiled, loaded)
 
 
 def test_files_that_are_no_kernels_are_nothing(hold, tmp_path):

@@ -58,13 +58,18 @@ def _in_place(seconds: float, look: Callable[[], View]) -> None:
     def draw() -> Text:
         size = shutil.get_terminal_size()
         now = f"{datetime.now():%H:%M:%S}  every {seconds:g} s, Ctrl-C ends"
-        lines = [now, "", *look().lines(size.columns)]
+        shown = look()
+        lines = [now, "", *shown.lines(size.columns)]
+        names = 2 + len(shown.head) if shown.rows else None
         if len(lines) > size.lines:
             lines[size.lines - 1 :] = [f"… {len(lines) - size.lines + 1} more lines"]
         cut = [
             line if len(line) <= size.columns else line[: size.columns - 1] + "…" for line in lines
         ]
-        return Text("\n".join(cut), no_wrap=True)
+        text = Text("\n", no_wrap=True)
+        return text.join(
+            Text(line, "bold" if number == names else "") for number, line in enumerate(cut)
+        )
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:

@@ -38,6 +38,10 @@ def view(pid: int, silent: Sequence[Answer]) -> View:
     shown.foot.append(f"{render.count(count, 'kernel')} mapped, {render.size(size)}{where}")
     if gone := sum(one.gone for one in seen.loaded):
         shown.foot.append(f"{gone:,} of them deleted or compiled again since")
+    if seen.compiled:
+        shown.foot.append(
+            f"{len(seen.compiled):,} more that it compiled itself; which they are cannot be seen"
+        )
     if seen.tilelang:
         shown.foot.append(_UNSEEN)
     if not silent:
@@ -71,6 +75,7 @@ def document(pid: int, silent: Sequence[Answer]) -> dict[str, Any]:
             "user": seen.user,
             "uptime_seconds": round(seen.uptime, 3),
             "tilelang_loaded": seen.tilelang,
+            "compiled": list(seen.compiled),
             "kernels": [
                 {**ls.as_json(one.entry), "path": one.path, "root": one.root, "gone": one.gone}
                 for one in seen.loaded

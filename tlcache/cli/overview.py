@@ -154,6 +154,8 @@ def since_ready(groups: Sequence[Group], silent: Sequence[Answer]) -> View:
     view.foot.append(
         f"{render.count(late, 'compile')} after ready, in {ready} of {count} that were marked ready"
     )
+    if late > sum(row[3] != "failed" for row in view.rows):
+        view.foot.append("of each process the newest are shown")
     view.foot += [f"pid {answer.pid} {answer.trouble}" for answer in silent]
     for group in groups:
         for advice in advise(group.readings):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import time
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ __all__ = ["Loaded", "Outside", "look"]
 
 _PROC = "/proc"
 _TILELANG = "libtilelang.so"
+_TEMPORARY = r".*/tmp[a-z0-9_]{8}\.so"
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Outside:
         uptime: Seconds since its start.
         loaded: The kernels that it has mapped, in the order of their addresses.
         tilelang: It has TileLang's library loaded, so it can compile.
+        compiled: Libraries that it compiled itself: TileLang loads these from temporary files, and
+            not from the entries that it makes of them.
     """
 
     pid: int
@@ -60,6 +64,7 @@ class Outside:
     uptime: float
     loaded: tuple[Loaded, ...]
     tilelang: bool
+    compiled: tuple[str, ...]
 
 
 def look(pid: int) -> Outside:
@@ -82,14 +87,11 @@ def look(pid: int) -> Outside:
         raise _closed(pid, owner) from error
     if state in "ZX":
         raise _nobody(pid)
-    return Outside(
-        pid,
-        mapped.command(pid),
-        owner,
-        uptime,
-        _loaded(pid, files),
-        any(os.path.basename(file.path) == _TILELANG for file in files),
-    )
+    paths = dict.fromkeys(file.path for file in files)
+    tilelang = any(os.path.basename(path) == _TILELANG for path in paths)
+    compiled = [path for path in paths if tilelang and re.fullmatch(_TEMPORARY, path)]
+    loaded = _loaded(pid, files)
+    return Outside(pid, mapped.command(pid), owner, uptime, loaded, tilelang, tuple(compiled))
 
 
 def _closed(pid: int, owner: str) -> EnvironmentFault:

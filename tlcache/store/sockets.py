@@ -98,9 +98,9 @@ def places() -> dict[str, int]:
     """The directories that are there to look for agents in, and whose they should be: the one that
     is named, else all that this user's processes may use; for root, everybody's.
     """
-    if os.environ.get(DIRECTORY):
-        return {directory(): os.geteuid()}
     uid = os.geteuid()
+    if os.environ.get(DIRECTORY):
+        return {directory(): uid} if os.path.lexists(directory()) else {}
     found = {directory(): uid, "/run/tlcache": uid}
     for pattern in ("/run/user/{}/tlcache", "/tmp/tlcache-{}"):
         if uid:

@@ -22,6 +22,7 @@ from tlcache.store import sockets
 from tlcache.store.sockets import Address
 
 __all__ = ["DEADLINE", "Answer", "Found", "Silence", "ask", "everywhere", "find", "gather"]
+__all__ += ["named"]
 
 DEADLINE = 0.5
 """Seconds that an agent has for its whole answer. It takes milliseconds; more than that is for a
@@ -76,6 +77,21 @@ def find() -> tuple[list[Found], list[AgentError]]:
         except AgentError as error:
             troubles.append(error)
     return found, troubles
+
+
+def named(pid: int) -> list[Found]:
+    """The sockets of a process in the runtime directory that its own environment names, which may
+    be another one than ours; none where that cannot be read.
+    """
+    try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = dict(part.partition(b"=")[::2] for part in file.read().split(b"\0"))
+        place = os.fsdecode(variables[sockets.DIRECTORY.encode()])
+        listed = sockets.listed(place, owner=owner)
+    except (OSError, KeyError, AgentError):
+        return []
+    return [Found(address, owner) for address in listed if address.pid == pid]
 
 
 def everywhere(

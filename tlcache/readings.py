@@ -13,7 +13,8 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 __all__ = ["Compile", "Factory", "Group", "Incident", "InProcess", "Kernel", "Latency", "Process"]
-__all__ += ["Rates", "Reading", "Workload", "grouped", "rates", "read", "when"]
+__all__ += ["Rates", "Reading", "Workload", "grouped", "incidents", "rates", "read"]
+__all__ += ["when"]
 
 _T = TypeVar("_T")
 

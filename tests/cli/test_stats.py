@@ -216,6 +216,13 @@ def test_one_process_as_json_is_alone(tlcache, pids):
     assert [one["pid"] for one in told["processes"]] == [pids[1]]
 
 
+def test_a_process_with_another_runtime_directory_is_found_by_its_pid(tlcache, serving, runtime):
+    assert tlcache("stats").out == "no process here has an agent\n"
+    ran = tlcache("stats", "--pid", serving[0][1])
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith(f"serve.py  pid {serving[0][1]}  rank 0 of 2")
+
+
 # --- live ---
 
 

@@ -170,8 +170,12 @@ class _Look:
         return self._mine(found, path), []
 
     def _mine(self, found: list[Found], path: str) -> list[Answer]:
-        """The answer of the one process; in a container its socket may have another number."""
-        for some in ([one for one in found if one.address.pid == self._pid], found):
+        """The answer of the one process. Its directory may be another one, and in a container its
+        socket has another number.
+        """
+        assert self._pid is not None
+        likely = [one for one in found if one.address.pid == self._pid]
+        for some in (likely, agents.named(self._pid), found):
             answers = agents.gather(some, path, seconds=self._timeout)
             if mine := [one for one in answers if one.pid == self._pid]:
                 return mine[:1]

@@ -67,12 +67,6 @@ def find() -> tuple[list[Found], list[AgentError]]:
     troubles: list[AgentError] = []
     for place, owner in sockets.places().items():
         try:
-            os.lstat(place)
-        except FileNotFoundError:
-            continue  # the first agent will make it
-        except OSError:
-            pass  # why not, is told below
-        try:
             found += [Found(address, owner) for address in sockets.listed(place, owner=owner)]
         except AgentError as error:
             troubles.append(error)

@@ -100,7 +100,7 @@ def places() -> dict[str, int]:
     """
     uid = os.geteuid()
     if os.environ.get(DIRECTORY):
-        return {directory(): uid} if os.path.lexists(directory()) else {}
+        return {directory(): uid} if _may_be_there(directory()) else {}
     found = {directory(): uid, "/run/tlcache": uid}
     for pattern in ("/run/user/{}/tlcache", "/tmp/tlcache-{}"):
         if uid:
@@ -112,6 +112,17 @@ def places() -> dict[str, int]:
             if whose.isdecimal():
                 found[path] = int(whose)
     return {path: whose for path, whose in found.items() if _owner(path) == whose}
+
+
+def _may_be_there(path: str) -> bool:
+    """Whether there is something, or nobody here can tell."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _owner(path: str) -> int | None:

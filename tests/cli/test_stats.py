@@ -181,7 +181,7 @@ def test_since_ready_tells_each_kernel_that_came_late(tlcache, pids):
     (row,) = table(ran.out)
     assert (row["PID"], row["RANK"], row["WHAT"]) == (str(pids[2]), "1", "compiled")
     assert row["KERNEL"] == "rms_norm M=5 N=64 eps=1e-06 fp32 cpu"
-    assert "1 compile after ready, in 2 of 3 that were marked ready" in ran.out
+    assert "1 compile after ready; 2 of 3 agents said that they are ready" in ran.out
     assert f"  {json.dumps(LINE)}" in ran.err.splitlines()
     (late,) = [
         one for one in tlcache("stats", "--since-ready", "--json").json["processes"]

@@ -17,6 +17,7 @@ __all__ = ["overview", "ready", "since_ready", "up"]
 
 _OVERVIEW = ["PID", "PROGRAM", "UP", "READY", "HITS", "RESTORED", "DISK", "COMPILED", "FAILED"]
 _OVERVIEW += ["LATE", "SPENT", "SAVED", "NOTE"]
+_SPEED = _OVERVIEW.index("HITS") + 1
 _SPARE = ["FAILED", "SPENT", "DISK", "SAVED", "UP", "READY", "RESTORED"]
 
 
@@ -31,15 +32,22 @@ def overview(
         rates: Of each pid since the last view; None where this is the first and only one.
     """
     view = View(header=list(_OVERVIEW), spare=_SPARE)
+    speeds: list[float | None] = []
     for group in groups:
         found = group.readings
         together = len(found) > 1
+        each = [rates[pid].hits if rates and pid in rates else None for pid in _pids(group)]
         if together:
             view.rows.append(_sums(group))
+            speeds.append(sum(speed or 0.0 for speed in each))
         view.rows += [_row(one, together) for one in found]
+        speeds += each
     view.rows += [_silent(answer) for answer in silent]
+    speeds += [None] * len(silent)
     if rates is not None:
-        _add_rates(view, groups, rates)
+        view.header.insert(_SPEED, "HITS/S")
+        for row, speed in zip(view.rows, speeds, strict=True):
+            row.insert(_SPEED, "–" if speed is None else f"{speed:,.0f}")
     view.right = [name for name in view.header if name not in ("PROGRAM", "READY", "NOTE")]
     count = sum(len(group.readings) for group in groups)
     servers = len(groups)
@@ -98,21 +106,8 @@ def _silent(answer: Answer) -> list[str]:
     return [str(answer.pid), command, *blank, answer.trouble or ""]
 
 
-def _add_rates(view: View, groups: Sequence[Group], rates: Mapping[int, Rates]) -> None:
-    """A column after HITS: answers from memory a second."""
-    at = view.header.index("HITS") + 1
-    view.header.insert(at, "HITS/S")
-    by_pid = {str(pid): rate.hits for pid, rate in rates.items()}
-    sums = iter(
-        [
-            sum(by_pid.get(str(one.process.pid), 0.0) for one in group.readings)
-            for group in groups
-            if len(group.readings) > 1
-        ]
-    )
-    for row in view.rows:
-        speed = next(sums) if not row[0] else by_pid.get(row[0])
-        row.insert(at, "–" if speed is None else f"{speed:,.0f}")
+def _pids(group: Group) -> list[int]:
+    return [one.process.pid for one in group.readings]
 
 
 def up(one: Reading) -> str:
@@ -139,9 +134,9 @@ def since_ready(groups: Sequence[Group], silent: Sequence[Answer]) -> View:
     view = View(header=["WHEN", "PID", "RANK", "WHAT", "TOOK", "THREAD", "KERNEL"])
     view.right, view.spare = ["TOOK"], ["THREAD", "RANK"]
     rows: list[tuple[str, list[str]]] = []
-    ready = 0
+    marked = 0
     for one in [one for group in groups for one in group.readings]:
-        ready += bool(one.process.ready)
+        marked += bool(one.process.ready)
         rank = "–" if one.process.rank is None else str(one.process.rank)
         for event in one.incidents:
             if event.after_ready:
@@ -152,7 +147,8 @@ def since_ready(groups: Sequence[Group], silent: Sequence[Answer]) -> View:
     count = sum(len(group.readings) for group in groups)
     late = sum(one.compile.after_ready for group in groups for one in group.readings)
     view.foot.append(
-        f"{render.count(late, 'compile')} after ready, in {ready} of {count} that were marked ready"
+        f"{render.count(late, 'compile')} after ready; "
+        f"{marked:,} of {render.count(count, 'agent')} said that they are ready"
     )
     if late > sum(row[3] != "failed" for row in view.rows):
         view.foot.append("of each process the newest are shown")

@@ -58,9 +58,9 @@ def write(view: View) -> None:
         click.echo(render.plain(line))
     if view.rows:
         render.table(view.header, view.rows, view.right, view.spare)
-    sys.stdout.flush()
     for line in view.foot:
         click.echo(render.plain(line))
+    sys.stdout.flush()
     if view.hints:
         render.note("")
     for line in view.hints:

@@ -276,6 +276,14 @@ def test_what_a_person_should_know_is_noted_once(config):
     assert note == "hidden_act is 'gelu_new', for which there is no operator"
 
 
+def test_a_bias_that_no_operator_adds_is_noted(config):
+    said = ("q, k and v have a bias, which gemm does not add",)
+    assert parts.read(config(QWEN_2_5_7B)).notes == said
+    assert parts.read(config(LLAMA_3_8B, attention_bias=True)).notes == said
+    assert parts.read(config(QWEN_2_5_7B), projections="none").notes == ()
+    assert parts.read(config(QWEN_3_8B, attention_bias=False)).notes == ()
+
+
 def test_part_of_a_head_may_be_rotated(config):
     half = shapes_of(config(LLAMA_3_8B, partial_rotary_factor=0.5))
     assert half["q_rope"] == (32, 64)

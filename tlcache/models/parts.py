@@ -37,6 +37,7 @@ class Family:
         experts: The field with the number of experts; None for dense models.
         expert_size: The field with the width of an expert.
         head_size: The size of a head where the config says none, and it is not hidden / heads.
+        bias: q, k and v have one, where the config does not say.
         softmax: The router's scores are a softmax, where the config does not say.
     """
 
@@ -45,6 +46,7 @@ class Family:
     experts: str | None = None
     expert_size: str = "moe_intermediate_size"
     head_size: int | None = None
+    bias: bool = False
     softmax: bool = True
 
 
@@ -52,8 +54,8 @@ FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
     "mistral": Family(),
     "mixtral": Family(experts="num_local_experts", expert_size="intermediate_size"),
-    "qwen2": Family(),
-    "qwen2_moe": Family(experts="num_experts"),
+    "qwen2": Family(bias=True),
+    "qwen2_moe": Family(bias=True, experts="num_experts"),
     "qwen3": Family(head_norms=True, head_size=128),
     "qwen3_moe": Family(head_norms=True, experts="num_experts"),
     "deepseek": Family(experts="n_routed_experts"),
@@ -207,6 +209,9 @@ class _Shape:
         yield from self._joined(
             self.hidden, q_proj=self.heads * size, k_proj=keys * size, v_proj=keys * size
         )
+        biased = config.get("attention_bias") is True or self.family.bias
+        if biased and self.projections != "none":
+            self.notes.append("q, k and v have a bias, which gemm does not add")
         if self.family.head_norms:
             yield self._norm("q_norm", size, self.heads)
             yield self._norm("k_norm", size, keys)

@@ -26,9 +26,9 @@ CLIENTS = 200
 METHOD = (
     "Fresh processes, in turn, one round discarded. Within one, blocks of calls: without an agent, "
     "with an idle one, and during a wave of 200 parallel GET /v1/stats. Each call is timed. "
-    "`before` is another checkout, without agent and counters; `host` is the least of 25 repeats of "
-    "20,000 calls with a kernel that only returns a tensor. Answers are timed from connect to the "
-    "last byte, by a process of their own, one every 20 ms."
+    "`before` is another checkout, without agent and counters; `host` is the least of 25 repeats "
+    "of 20,000 calls with a kernel that only returns a tensor. Answers are timed from connect to "
+    "the last byte, by a process of their own, one every 20 ms."
 )
 PHASES = ("none", "idle", "asked")
 
@@ -167,6 +167,31 @@ print(json.dumps(taken))
 """
 
 
+_START = """
+import json, sys, time
+job = json.loads(sys.argv[1])
+for name in job["imported"]:
+    __import__(name)
+start = time.perf_counter()
+import tlcache.agent
+tlcache.agent.start()
+print("ANSWER " + json.dumps({"ms": (time.perf_counter() - start) * 1e3}))
+"""
+STARTS = {"bare": [], "torch": ["torch"], "ops": ["torch", "ops.norms"]}
+
+
+def _starts(options: argparse.Namespace, place: Path) -> dict[str, Any]:
+    """What it takes to have an agent, imports included, by what is imported already."""
+    env = method.environment(place / "root", TLCACHE_RUNTIME_DIR=str(place / "run"))
+    return dict(
+        method.interleaved(
+            list(STARTS),
+            options.rounds,
+            lambda name: method.answer(_START, {"imported": STARTS[name]}, env)[0],
+        )
+    )
+
+
 def _launches(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     """Rounds of launches, here and in the other checkout."""
     device = "cuda" if options.target.is_cuda else "cpu"
@@ -200,18 +225,32 @@ def _answers(options: argparse.Namespace, place: Path) -> dict[str, list[float]]
         method.note(f"answers while {busy}")
         env = method.environment(place / f"busy{number}", TLCACHE_RUNTIME_DIR=str(place / "run"))
         job = {"busy": busy, "seconds": options.seconds, "asker": _ASKER}
-        found[busy] = method.answer(_BUSY, job, env)[0]["seconds"]
+        seconds = method.answer(_BUSY, job, env)[0]["seconds"]
+        found[busy] = [round(one, 5) for one in seconds]
     method.note("")
     return found
 
 
 def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     """Everything, in turn."""
-    return {"launches": _launches(options, place), "answers": _answers(options, place)}
+    return {
+        "starts": _starts(options, place),
+        "launches": _launches(options, place),
+        "answers": _answers(options, place),
+    }
 
 
 def _over(rounds: Sequence[dict[str, Any]], call: str, phase: str, what: str) -> list[float]:
     return [one["us"][call][phase][what] for one in rounds]
+
+
+def _at(seconds: Sequence[float], share: float) -> float:
+    ordered = sorted(seconds)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _milliseconds(seconds: Sequence[float]) -> list[str]:
+    return [f"{_at(seconds, share) * 1e3:.1f}" for share in (0.5, 0.9, 0.99, 1.0)]
 
 
 def _report(options: argparse.Namespace, measured: dict[str, Any]) -> None:
@@ -241,6 +280,12 @@ def _report(options: argparse.Namespace, measured: dict[str, Any]) -> None:
     print(f"one call in µs, on {options.target}; medians of {options.rounds} rounds")
     print()
     print(method.table(["call", *shown], rows))
+    rows = [
+        [", ".join(imported) or "nothing", *_milliseconds([one["ms"] / 1e3 for one in taken])]
+        for imported, taken in zip(STARTS.values(), measured["starts"].values(), strict=True)
+    ]
+    print("\nto have an agent, by what is imported already\n")
+    print(method.table(["imported", "p50 ms", "p90", "p99", "max"], rows))
     waves = sorted(seconds for one in now for seconds in one["waves"])
     print(
         f"\n{len(waves)} waves of {CLIENTS}: all answered, "
@@ -248,12 +293,8 @@ def _report(options: argparse.Namespace, measured: dict[str, Any]) -> None:
     )
     rows = []
     for busy, taken in measured["answers"].items():
-        ordered = sorted(taken)
-        at = [
-            ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.9, 0.99)
-        ]
-        rows.append([busy, str(len(ordered)), *(f"{one * 1e3:.1f}" for one in (*at, ordered[-1]))])
-        goals.append(Goal(f"{busy}: 99 % of answers", at[-1] * 1e3, 50, False, " ms"))
+        rows.append([busy, str(len(taken)), *_milliseconds(taken)])
+        goals.append(Goal(f"{busy}: 99 % of answers", _at(taken, 0.99) * 1e3, 50, False, " ms"))
     print(method.table(["main thread", "answers", "p50 ms", "p90", "p99", "max"], rows))
     print()
     for goal in goals:

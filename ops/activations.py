@@ -39,7 +39,10 @@ class _Rowwise(OpState):
         if rows == 0:
             return x.new_empty((*shape[:-1], width))
         device = x.get_device()
-        kernel = self.kernels.get((device, rows)) or self.kernel(device, rows)
+        if (kernel := self.kernels.get((device, rows))) is None:
+            kernel = self.kernel(device, rows)
+        else:
+            self.hits += 1
         if len(shape) == 2 and inputs.fits(x):
             return kernel.launch(x)
         return kernel.launch(inputs.fit(x.reshape(rows, taken))).view(*shape[:-1], width)

@@ -15,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tlcache import sources
+
 __all__ = ["CacheInfo", "JitCache", "jit_cache", "jit_caches"]
 
 MAXSIZE = 128
@@ -102,9 +104,10 @@ class JitCache:
     def cache_info(self) -> CacheInfo:
         """Hits, misses, the most values, the values now, and evictions."""
         with self._lock:
-            return CacheInfo(
-                self._hits, self._misses, self._maxsize, len(self._made), self._evictions
-            )
+            return self._info()
+
+    def _info(self) -> CacheInfo:
+        return CacheInfo(self._hits, self._misses, self._maxsize, len(self._made), self._evictions)
 
     def cache_clear(self) -> None:
         """Forget all values and counts."""
@@ -121,3 +124,14 @@ def jit_cache(factory: Callable[..., Any]) -> JitCache:
 def jit_caches() -> list[JitCache]:
     """All layer-2 caches of this process, by the factory's import path."""
     return sorted(_all, key=lambda cache: (cache.__module__, cache.__name__))  # type: ignore[attr-defined]
+
+
+def _told() -> list[dict[str, Any]]:
+    return [
+        {"factory": f"{cache.__module__}:{cache.__name__}", **cache._info()._asdict()}  # type: ignore[attr-defined]
+        for cache in jit_caches()
+    ]
+
+
+sources.add("jit", _told)
+sources.add("impl", lambda: [impl for cache in jit_caches() for impl in list(cache._made.values())])

@@ -56,7 +56,10 @@ class _Gemm(OpState):
         if rows == 0:
             return x.new_empty((*shape[:-1], N))
         device = x.get_device()
-        kernel = self.kernels.get((device, rows)) or self.kernel(device, rows)
+        if (kernel := self.kernels.get((device, rows))) is None:
+            kernel = self.kernel(device, rows)
+        else:
+            self.hits += 1
         if len(shape) == 2 and inputs.fits(x, weight):
             return kernel.launch(x, weight)
         flat = inputs.fit(x.reshape(rows, K))

@@ -69,7 +69,10 @@ class _RMSNorm(OpState):
         if rows == 0:
             return x.new_empty(shape)
         device = x.get_device()
-        kernel = self.kernels.get((device, rows)) or self.kernel(device, rows)
+        if (kernel := self.kernels.get((device, rows))) is None:
+            kernel = self.kernel(device, rows)
+        else:
+            self.hits += 1
         if len(shape) == 2 and inputs.fits(x, weight):
             return kernel.launch(x, weight)
         return kernel.launch(inputs.fit(x.reshape(rows, N)), inputs.fit(weight)).view(shape)
@@ -158,22 +161,27 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, *, rows: Rows = "auto
     ):  # what `op.direct` asks, in place: the calls would cost as much as the questions
         served = _served.get((x.shape, x.dtype, x.get_device(), eps, rows))
         if served is not None and x.is_contiguous() and not (x.data_ptr() | weight.data_ptr()) & 15:
+            launch, state = served
             try:
-                return served(x, weight)
+                y = launch(x, weight)
             except Exception:  # a weight that the kernel refuses, which is settled below
                 pass
+            else:
+                state.hits += 1
+                return y
     facade = op.shared(RMSNormFwdOp, rows, _row(x, weight), eps, x.dtype)
     y = facade.forward(x, weight)
     if x.dim() == 2 and op.direct(x, weight):
         kernel = facade.state.kernels.get((x.get_device(), x.shape[0]))
         if kernel is not None:
-            _served[x.shape, x.dtype, x.get_device(), eps, rows] = kernel.launch
+            served = (kernel.launch, facade.state)
+            _served[x.shape, x.dtype, x.get_device(), eps, rows] = served
     return y
 
 
 # Layer 3 as the function sees it: by the shape of x that was checked once. The kernel itself checks
-# the weight's shape, strides, dtype and device.
-_served: dict[tuple[Any, ...], Any] = {}
+# the weight's shape, strides, dtype and device. The state is there to be counted in.
+_served: dict[tuple[Any, ...], tuple[Any, OpState]] = {}
 
 
 class _Norm(nn.Module):
@@ -275,7 +283,11 @@ class _FusedAddRMSNorm(OpState):
         if rows == 0:
             return None, 0
         device = x.get_device()
-        return self.kernels.get((device, rows)) or self.kernel(device, rows), rows
+        if (kernel := self.kernels.get((device, rows))) is None:
+            kernel = self.kernel(device, rows)
+        else:
+            self.hits += 1
+        return kernel, rows
 
     def run(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         kernel, rows = self._kernel(x, residual, weight)
@@ -463,7 +475,10 @@ class _LayerNorm(OpState):
         if rows == 0:
             return x.new_empty(shape)
         device = x.get_device()
-        kernel = self.kernels.get((device, rows)) or self.kernel(device, rows)
+        if (kernel := self.kernels.get((device, rows))) is None:
+            kernel = self.kernel(device, rows)
+        else:
+            self.hits += 1
         shift = () if bias is None else (bias,)
         if len(shape) == 2 and inputs.fits(x, weight, *shift):
             return kernel.launch(x, weight, *shift)

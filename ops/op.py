@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from ops.kernels.bound import BoundKernel
-from tlcache import runtime, targets
+from tlcache import runtime, sources, targets
 from tlcache.errors import CaptureError, KernelError, SpecError
 from tlcache.operators import Operator
 from tlcache.spec import KernelSpec, Value
@@ -127,7 +127,9 @@ class OpState:
         on_miss: `compile` or `error`.
         schedule: A schedule of one's own, or None for the tuned or default one.
         kernels: Layer 3: (device index, M) to the bound kernel. Device -1 is the CPU.
+        hits: How many launches found their kernel there.
         misses: How often layer 3 had to ask the layers below.
+        instances: The ops that hold this state.
     """
 
     operator: ClassVar[Operator]
@@ -156,7 +158,9 @@ class OpState:
                 raise SpecError(f"{key!r} is not an instance key of {self.name}: it says {name}")
         self.values = values
         self.kernels: dict[tuple[int, int], BoundKernel] = {}
+        self.hits = 0
         self.misses = 0
+        self.instances: weakref.WeakSet[Op] = weakref.WeakSet()
         workload = self._checked().workload
         self.values = {
             name: value
@@ -306,8 +310,24 @@ def state(key: str, *, keep: bool = False) -> OpState:
 
 def states() -> list[OpState]:
     """The states that are alive now."""
-    with _lock:
-        return list(_live.values())
+    return [found for reference in _live.valuerefs() if (found := reference()) is not None]
+
+
+def _told() -> list[dict[str, Any]]:
+    return [
+        {
+            "op": state.name,
+            "key": state.key,
+            "instances": len(state.instances),
+            "workloads": len(state.kernels),
+            "hits": state.hits,
+            "misses": state.misses,
+        }
+        for state in states()
+    ]
+
+
+sources.add("workload", _told)
 
 
 # --- op ---
@@ -341,8 +361,12 @@ class Op:
         extra: dict[str, Value] = {"rows": rows, "on_miss": on_miss}
         if schedule is not None:
             extra["schedule"] = dict(schedule)
-        self.instance_key = instance_key(self.kind.name, {**values, **extra})
-        self.state = state(self.instance_key)
+        self._of(instance_key(self.kind.name, {**values, **extra}))
+
+    def _of(self, key: str) -> None:
+        self.instance_key = key
+        self.state = state(key)
+        self.state.instances.add(self)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -445,8 +469,7 @@ class Op:
 def of_key(kind: type[Op], key: str) -> Op:
     """An op from its key: what copies and pickles are made of."""
     made = kind.__new__(kind)
-    made.instance_key = key
-    made.state = state(key)
+    made._of(key)
     return made
 
 

@@ -78,7 +78,10 @@ class _Rope(OpState):
         if rows == 0:
             return x.new_empty(shape)
         device = x.get_device()
-        kernel = self.kernels.get((device, rows)) or self.kernel(device, rows)
+        if (kernel := self.kernels.get((device, rows))) is None:
+            kernel = self.kernel(device, rows)
+        else:
+            self.hits += 1
         if len(shape) == 3 and inputs.fits(x, cos, sin):
             return kernel.launch(x, cos, sin)
         flat = inputs.fit(x.reshape(rows, self.H, self.D))

@@ -12,8 +12,9 @@ ROOT = Path(__file__).parents[1]
 STORE = [
     "tlcache", "tlcache.spec", "tlcache.targets", "tlcache.closure", "tlcache.modules",
     "tlcache.fingerprint",
-    "tlcache.operators", "tlcache.errors", "tlcache.store.layout", "tlcache.store.entry",
-    "tlcache.store.filings", "tlcache.store.record", "tlcache.store.trust", "tlcache.store.locks",
+    "tlcache.operators", "tlcache.errors", "tlcache.agent", "tlcache.sources",
+    "tlcache.store.sockets", "tlcache.store.layout", "tlcache.store.entry", "tlcache.store.filings",
+    "tlcache.store.record", "tlcache.store.trust", "tlcache.store.locks",
     "tlcache.store.closures", "tlcache.store.files", "tlcache.cli",
     "tlcache.cli.ls", "tlcache.cli.inspect", "tlcache.cli.signals", "tlcache.cli.warm",
     "tlcache.warm.shapes", "tlcache.warm.plan", "tlcache.warm.pool", "tlcache.warm.toolchain",
@@ -31,6 +32,10 @@ STORE = [
     "tlcache.cli.verify",
     "tlcache.store.prune", "tlcache.store.removal", "tlcache.store.candidates",
     "tlcache.store.mapped", "tlcache.store.mounts", "tlcache.store.evictions", "tlcache.cli.prune",
+    "tlcache.models", "tlcache.models.config", "tlcache.models.parts", "tlcache.models.document",
+    "tlcache.cli.shapes", "tlcache.agents", "tlcache.readings", "tlcache.advice",
+    "tlcache.cli.stats", "tlcache.cli.top", "tlcache.cli.view", "tlcache.cli.overview",
+    "tlcache.cli.single", "tlcache.cli.live", "tlcache.cli.outside", "tlcache.store.outside",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",

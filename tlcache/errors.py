@@ -5,6 +5,7 @@
         TargetError              2   a target's spelling is unknown, or needs a GPU that is not here
         SpecError                2   a kernel spec is malformed
         ShapesError              2   shapes.json is missing, not JSON, or says something impossible
+        ModelConfigError         2   a model's config.json is missing, or not one that is known here
         FactoryError             2   a kernel's factory cannot be found or does not yield a kernel
         GradientError            2   a gradient was asked for through an operator that has none
       EnvironmentFault           3   this machine cannot do it
@@ -12,6 +13,8 @@
         CacheRootError           3   the cache root cannot be written, or is out of space
         UntrustedRootError       3   others can write the cache root: a library is code
         RuntimeLibraryError      3   TileLang's or tvm-ffi's runtime library is not installed
+        AgentError               3   an agent cannot listen, or its directory is not the user's
+        alone
       KernelError                1   this kernel is not to be had
         CompileError             1   it does not compile
         MissError                1   it is not in the cache, and compiling was ruled out
@@ -25,6 +28,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AgentError",
     "CacheRootError",
     "CaptureError",
     "CompileError",
@@ -33,6 +37,7 @@ __all__ = [
     "GradientError",
     "KernelError",
     "MissError",
+    "ModelConfigError",
     "RuntimeLibraryError",
     "ShapesError",
     "SpecError",
@@ -88,6 +93,10 @@ class ShapesError(UsageError):
     """A shapes document is missing, not JSON, or says something impossible."""
 
 
+class ModelConfigError(UsageError):
+    """A model's config.json is missing, of no known family, or says something impossible."""
+
+
 class FactoryError(UsageError):
     """A kernel's factory cannot be found, or does not yield a TileLang kernel."""
 
@@ -116,6 +125,12 @@ class UntrustedRootError(EnvironmentFault):
 
 class RuntimeLibraryError(EnvironmentFault):
     """A runtime library that a restored kernel needs is not installed."""
+
+
+class AgentError(EnvironmentFault):
+    """An agent cannot listen: its directory is not the user's alone, or a socket is not to be had
+    there.
+    """
 
 
 class KernelError(TlcacheError):

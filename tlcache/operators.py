@@ -19,7 +19,7 @@ from tlcache.errors import SpecError
 from tlcache.spec import KernelSpec, Value
 from tlcache.targets import Target
 
-__all__ = ["GROUP", "Operator", "WorkloadError", "get", "installed"]
+__all__ = ["GROUP", "Operator", "WorkloadError", "get", "installed", "shapes_entry"]
 
 GROUP = "tlcache.ops"
 
@@ -64,6 +64,10 @@ class Operator:
     check_schedule: Callable[[Any, Mapping[str, Value], Target], None]
     candidates: Callable[[Any, Target], Iterable[dict[str, Value]]] | None = None
     example: Callable[[Any, int, str], tuple[Any, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        _made.setdefault(self.kernel, []).append(self)
+        shapes_entry.cache_clear()
 
     def spec(
         self,
@@ -112,6 +116,39 @@ class Operator:
             return self.spec(spec.workload, spec.target, spec.schedule) == spec
         except (SpecError, LookupError, TypeError, ValueError, AttributeError):
             return False
+
+
+# Every operator that there is in this process, by its kernel: who has a spec of one has it, too.
+_made: dict[str, list[Operator]] = {}
+
+
+@functools.lru_cache(maxsize=4096)
+def shapes_entry(spec: KernelSpec) -> Mapping[str, Any] | None:
+    """The entry of a shapes.json's `workloads` that asks for exactly this kernel.
+
+    It names the operator where one that this process knows owns the kernel, with a schedule only
+    where it is not the default one; else the factory. Nothing is imported for it.
+
+    Returns:
+        The entry; None where a shapes.json cannot say it, since lists there are products.
+    """
+    for operator in _made.get(spec.kernel, ()):
+        if operator.accepts(spec):  # so it has neither flags nor pass configs of its own
+            entry = {"op": operator.name, **spec.workload}
+            if operator.spec(spec.workload, spec.target).schedule != spec.schedule:
+                entry["schedule"] = dict(spec.schedule)
+            return entry
+    said = {"args": spec.workload, "schedule": spec.schedule, "pass_configs": spec.pass_configs}
+    values = [value for part in said.values() for value in part.values()]
+    if (
+        any(type(value) not in (bool, int, float, str) for value in values)
+        or spec.execution_backend != spec.target.execution_backend
+    ):
+        return None
+    entry = {"kernel": spec.kernel, **{name: dict(part) for name, part in said.items() if part}}
+    if spec.compile_flags:
+        entry["compile_flags"] = list(spec.compile_flags)
+    return entry
 
 
 @functools.cache

@@ -18,12 +18,15 @@ __all__ = ["cli", "main"]
 # Each command's one-line help stands here, so that `--help` imports no command.
 _COMMANDS = {
     "warm": "Compile the kernels of a shapes.json before a process needs them.",
+    "shapes": "Write a shapes.json for the model of a Hugging Face config.json.",
     "tune": "Find the fastest schedules of a shapes.json's workloads on this GPU.",
     "ls": "List the kernels under a cache root.",
     "inspect": "Show everything about one kernel.",
     "diff": "Show what differs between two kernels.",
     "du": "Show what takes how much of the disk, by version, target and operator.",
     "why": "Say for each workload that is not in the cache what would have to be otherwise.",
+    "stats": "Show what running processes do with their kernels.",
+    "top": "Watch what running processes do: the same as `tlcache stats --watch`.",
     "verify": "Check every file of a cache, and who could have written it.",
     "prune": "Delete kernels with their records, and the cuda-binaries that only they need.",
     "doctor": "Check the cache and this machine, and say what to do about each fault.",

@@ -7,6 +7,7 @@ launcher.
 
 from __future__ import annotations
 
+from tlcache import agent as _agent
 from tlcache.runtime.counters import Counters
 from tlcache.runtime.launcher import Launcher
 from tlcache.runtime.resolve import (
@@ -22,3 +23,5 @@ from tlcache.runtime.resolve import (
 
 __all__ = ["Counters", "Launcher", "Resolver"]
 __all__ += ["capturing", "counters", "freeze", "lookup", "mark_ready", "resolve", "tuned"]
+
+_agent.start_by_environment()

@@ -12,12 +12,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from tlcache.errors import CacheRootError, CaptureError, MissError, RuntimeLibraryError
-from tlcache.runtime.counters import Counters
+from tlcache.runtime import events
+from tlcache.runtime.counters import Counters, Ledger, Outcome
 from tlcache.runtime.launcher import Launcher, load
+from tlcache.runtime.process import freeze, mark_ready
+from tlcache.runtime.process import process as _process
 from tlcache.spec import KernelSpec
 from tlcache.store import closures, layout, record, schedules
 from tlcache.store.trust import Trust
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
     from tlcache.operators import Operator
     from tlcache.warm.compiling import Built
 
-__all__ = ["Resolver", "capturing", "counters", "freeze", "lookup", "mark_ready", "resolve"]
-__all__ += ["tuned"]
+__all__ = ["Resolver", "capturing", "counters", "foreign", "freeze", "ledgers", "lookup"]
+__all__ += ["mark_ready", "resolve", "tuned"]
 
 _log = logging.getLogger(__name__)
 OnMiss = Literal["compile", "error"]
@@ -43,12 +46,14 @@ class Resolver:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.abspath(root)
-        self.counters = Counters()
+        self.ledger = Ledger()
+        self.counters = self.ledger.total
         self._memory: dict[KernelSpec, Launcher] = {}
         self._lock = threading.Lock()
         self._flights: dict[KernelSpec, threading.Lock] = {}
         self._trust: Trust | None = None
         self._recalled: set[str] = set()
+        self._refused: set[KernelSpec] = set()
         self._schedules = False
 
     def resolve(self, spec: KernelSpec, on_miss: OnMiss = "compile") -> Launcher:
@@ -59,7 +64,8 @@ class Resolver:
             on_miss: What to do when it is neither in memory nor recorded: `compile`, or `error`.
 
         Raises:
-            MissError: It is a miss, and `on_miss` is `error` or `freeze()` was called.
+            MissError: It is a miss, and `on_miss` is `error`, `freeze()` was called, or
+                TLCACHE_ON_COMPILE rules compiles out.
             CaptureError: It is a miss while a CUDA graph is captured.
             UntrustedRootError: Somebody else can write the cache root.
             CompileError, ToolchainError, FactoryError: The compile failed.
@@ -71,20 +77,34 @@ class Resolver:
             found = self._remembered(spec)
             if found is not None:
                 return found
-            if on_miss == "error" or _process.frozen:
-                raise self._miss(spec)
+            forbidden = _process.forbids()
+            if on_miss == "error" or forbidden is not None:
+                raise self._refusal(spec, forbidden or "compiling was ruled out")
             if capturing():
                 raise CaptureError(
                     f"{spec} is not compiled yet, and a CUDA graph is being captured",
                     hint="call it once before the capture, or `op.warmup(rows=[…])`; "
                     + _warm_hint(spec),
                 )
+            start = time.perf_counter()
             try:
                 return self._keep(self._compile(spec))
-            except BaseException:
-                with self._lock:
-                    self.counters.failed += 1
+            except BaseException as error:
+                seconds = time.perf_counter() - start
+                self._note(spec, "failed", seconds, reason=_told(error))
                 raise
+
+    def _refusal(self, spec: KernelSpec, why: str) -> MissError:
+        """Count a miss that may not compile; it is an event the first time only, since a program
+        may ask for it at each of its requests.
+        """
+        self.ledger.add(spec.kernel, "failed", 0.0)
+        if spec not in self._refused:
+            self._refused.add(spec)
+            events.log.note("failed", spec.title, spec=spec, reason=f"MissError: {why}")
+        return MissError(
+            f"{spec} is not in the cache {self.root}, and {why}", hint=_warm_hint(spec)
+        )
 
     def lookup(self, spec: KernelSpec) -> Launcher | None:
         """The launcher for a spec from memory or from its record; None where it would be compiled.
@@ -131,9 +151,24 @@ class Resolver:
     def _remembered(self, spec: KernelSpec) -> Launcher | None:
         found = self._memory.get(spec)
         if found is not None:
-            with self._lock:
-                self.counters.memory += 1
+            self.ledger.remembered(spec.kernel)
         return found
+
+    def _note(
+        self,
+        spec: KernelSpec,
+        outcome: Outcome,
+        seconds: float,
+        *,
+        saved: float = 0.0,
+        entry: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Count an outcome, and note it as an event and as a kernel that is in memory."""
+        self.ledger.add(spec.kernel, outcome, seconds, saved=saved, after_ready=_process.ready)
+        if outcome != "failed":
+            self.ledger.hold(spec.title, outcome, seconds, spec=spec, entry=entry)
+        events.log.note(outcome, spec.title, seconds=seconds, spec=spec, reason=reason)
 
     def _keep(self, launcher: Launcher) -> Launcher:
         self._memory[launcher.spec] = launcher
@@ -172,12 +207,9 @@ class Resolver:
         if call is None:
             return None
         record.used(self.root, key)
-        launcher = Launcher(spec, "restored", call)
-        with self._lock:
-            self.counters.restored += 1
-            self.counters.restore_seconds += time.perf_counter() - start
-            self.counters.saved_seconds += found.compile_seconds
-        return launcher
+        seconds = time.perf_counter() - start
+        self._note(spec, "restored", seconds, saved=found.compile_seconds, entry=found.entry)
+        return Launcher(spec, "restored", call)
 
     def _compile(self, spec: KernelSpec) -> Launcher:
         from tlcache.store import locks
@@ -197,20 +229,12 @@ class Resolver:
         built = compiling.build(spec, self.root, keep=keep)
         launcher = self._launcher(spec, built)
         seconds = time.perf_counter() - start
-        if _process.ready:
-            _log.warning(
-                "%s was compiled in %.1f s after this process was marked ready; %s",
-                spec,
-                seconds,
-                _warm_hint(spec),
-            )
-        with self._lock:
-            self.counters.compile_seconds += seconds
-            self.counters.after_ready += _process.ready
-            if built.origin == "compiled":
-                self.counters.compiled += 1
-            else:
-                self.counters.disk += 1
+        if _process.ready or _process.on_compile() == "warn":
+            when = " after this process was marked ready" if _process.ready else ""
+            _log.warning("%s was compiled in %.1f s%s; %s", spec, seconds, when, _warm_hint(spec))
+        entry = None if built.record is None else built.record.entry
+        outcome: Outcome = "compiled" if built.origin == "compiled" else "disk"
+        self._note(spec, outcome, seconds, entry=entry)
         return launcher
 
     def _launcher(self, spec: KernelSpec, built: Built) -> Launcher:
@@ -225,12 +249,6 @@ class Resolver:
                 return Launcher(spec, built.origin, call)
         return Launcher(spec, built.origin, built.kernel.torch_function)
 
-    def _miss(self, spec: KernelSpec) -> MissError:
-        why = "resolving is frozen" if _process.frozen else "compiling was ruled out"
-        return MissError(
-            f"{spec} is not in the cache {self.root}, and {why}", hint=_warm_hint(spec)
-        )
-
 
 def _loaded(path: str, filed: record.Record) -> Callable[..., Any] | None:
     """A library's calling form, or None (and a warning) where this host cannot load it."""
@@ -239,6 +257,11 @@ def _loaded(path: str, filed: record.Record) -> Callable[..., Any] | None:
     except RuntimeLibraryError as error:
         _log.warning("%s; taken for a miss", error.message)
         return None
+
+
+def _told(error: BaseException) -> str:
+    message = getattr(error, "message", None) or str(error)
+    return f"{type(error).__name__}: {message}"[:300]
 
 
 def _warm_hint(spec: KernelSpec) -> str:
@@ -258,14 +281,6 @@ def capturing() -> bool:
     return bool(torch.cuda.is_current_stream_capturing())
 
 
-class _Process:
-    """What was said about this process as a whole."""
-
-    frozen = False
-    ready = False
-
-
-_process = _Process()
 _resolvers: dict[str, Resolver] = {}
 _resolvers_lock = threading.Lock()
 
@@ -295,25 +310,41 @@ def counters() -> Counters:
     return _current().counters
 
 
+def ledgers() -> list[Ledger]:
+    """The ledger of each cache root that was in force in this process."""
+    return [resolver.ledger for resolver in list(_resolvers.values())]
+
+
+def foreign(
+    kernel: str,
+    outcome: Outcome,
+    title: str,
+    seconds: float,
+    *,
+    entry: str | None = None,
+    workload: Mapping[str, Any] | None = None,
+    reason: str | None = None,
+) -> None:
+    """Count a kernel that a program had from TileLang itself, and note it as an event.
+
+    Args:
+        kernel: What it is counted under: its factory's import path, where it has one.
+        outcome: What became of it.
+        title: The kernel for people.
+        seconds: How long it took.
+        entry: Its TileLang entry, relative to the cache root.
+        workload: The entry of a shapes.json that would have warmed it.
+        reason: Why it failed.
+    """
+    ledger = _current().ledger
+    ledger.add(kernel, outcome, seconds, after_ready=_process.ready)
+    if outcome != "failed":
+        ledger.hold(title, outcome, seconds, origin="foreign", entry=entry)
+    events.log.note(
+        outcome, title, seconds=seconds, origin="foreign", workload=workload, reason=reason
+    )
+
+
 def tuned(operator: Operator, spec: KernelSpec) -> KernelSpec:
     """`Resolver.tuned` on the cache root that is in force."""
     return _current().tuned(operator, spec)
-
-
-def freeze(frozen: bool = True) -> None:
-    """From here on a miss anywhere is an error: nothing compiles in this process any more.
-
-    Args:
-        frozen: False lets it compile again.
-    """
-    _process.frozen = frozen
-
-
-def mark_ready(ready: bool = True) -> None:
-    """Say that this process serves from here on: a compile is now an incident, which is logged as a
-    warning and counted in `counters().after_ready`.
-
-    Args:
-        ready: False takes it back.
-    """
-    _process.ready = ready

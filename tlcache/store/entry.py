@@ -185,11 +185,11 @@ class Listing(NamedTuple):
         return max(times, default=0.0)
 
 
-def read(place: EntryPlace) -> Entry:
-    """Read one entry, without its record."""
+def read(place: EntryPlace, filed: tuple[Filing, float] | None = None) -> Entry:
+    """Read one entry. `filed` is what its record says, and when that was used last."""
     found = listing(place)
     facts, payload, _ = facts_of(place, found)
-    return made(place, found, facts, payload)
+    return made(place, found, facts, payload, filed)
 
 
 def made(

@@ -1,0 +1,64 @@
+"""The agent of this process, for programs: `tlcache.agent.start()`.
+
+An agent answers `tlcache stats` and `curl --unix-socket` about the process that it lives in.
+TLCACHE_AGENT=1 starts one when `tlcache.runtime` is imported; TLCACHE_AGENT=0 rules it out.
+
+Invariant: a program never fails because the environment asks for an agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from tlcache.errors import AgentError
+
+__all__ = ["ENV", "start", "start_by_environment", "stop"]
+
+ENV = "TLCACHE_AGENT"
+"""The environment variable that asks for an agent (1) or rules it out (0)."""
+
+_log = logging.getLogger(__name__)
+
+
+def start() -> str | None:
+    """Have an agent in this process. Where there is one already, nothing happens.
+
+    Returns:
+        The path of its socket; None where TLCACHE_AGENT=0 rules it out.
+
+    Raises:
+        AgentError: The runtime directory is not this user's alone, or no socket is to be had there.
+    """
+    if _wanted() is False:
+        return None
+    from tlcache.runtime import agent
+
+    return agent.start().path
+
+
+def stop() -> None:
+    """End the agent of this process and take its socket away, if it has one."""
+    from tlcache.runtime import agent
+
+    agent.stop()
+
+
+def start_by_environment() -> None:
+    """Start an agent if TLCACHE_AGENT=1; one that cannot start is a warning in the log."""
+    if not _wanted():
+        return
+    try:
+        start()
+    except AgentError as error:
+        _log.warning(
+            "no agent in this process: %s", " - ".join(filter(None, (error.message, error.hint)))
+        )
+
+
+def _wanted() -> bool | None:
+    """What the environment says; None where it says nothing."""
+    said = os.environ.get(ENV, "").strip().lower()
+    return {"1": True, "true": True, "yes": True, "on": True}.get(
+        said, False if said in ("0", "false", "no", "off") else None
+    )

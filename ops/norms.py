@@ -82,6 +82,10 @@ class _RMSNorm(OpState):
             raise fault
         return x.new_empty(x.shape)
 
+    def forget(self) -> None:
+        super().forget()
+        _served.clear()
+
     @staticmethod
     def setup_context(
         ctx: Any, state: OpState, tensors: tuple[Tensor, Tensor], output: Tensor

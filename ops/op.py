@@ -245,6 +245,10 @@ class OpState:
         # Two threads may both come here; resolving is single-flight, and binding is cheap and pure.
         return self.kernels.setdefault((device, rows), bound)
 
+    def forget(self) -> None:
+        """Ask the layers below again at the next launch: there are better schedules now."""
+        self.kernels.clear()
+
     def _resolved(self, rows: int | str, target: Target) -> tuple[KernelSpec, Any]:
         spec = self._chosen(rows, target)
         return spec, runtime.resolve(spec, self.on_miss)
@@ -456,7 +460,7 @@ class Op:
                 f"`tlcache tune` of {self.instance_key} ended with {done.returncode}: "
                 + (done.stderr.strip() or done.stdout.strip())[-500:]
             )
-        self.state.kernels.clear()
+        self.state.forget()
         return json.loads(done.stdout)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -30,6 +30,17 @@ def test_values_are_those_of_torch_for_an_exact_row_count(close, dtype):
     close(op(x, w), x, w)
 
 
+def test_what_an_op_forgets_for_better_schedules_the_function_forgets_too():
+    op = ops.RMSNormFwdOp(88, 1e-5, torch.float32)
+    x, w = _inputs(3, 88, torch.float32)
+    ops.rms_norm(x, w, 1e-5)
+    ops.rms_norm(x, w, 1e-5)
+    before = op.state.misses
+    op.state.forget()
+    assert torch.equal(ops.rms_norm(x, w, 1e-5), op(x, w))
+    assert op.state.misses == before + 1
+
+
 def test_leading_axes_share_the_kernel_of_their_product(close):
     op = ops.RMSNormFwdOp(80, 1e-5, torch.float32, rows="exact")
     x, w = torch.randn(2, 3, 80), torch.randn(80)

@@ -17,7 +17,7 @@ from typing import Any
 
 from tlcache.errors import ShapesError
 
-__all__ = ["Document", "empty", "identity", "merged", "read", "update"]
+__all__ = ["Document", "empty", "identity", "is_document", "merged", "read", "update"]
 
 Document = dict[str, Any]
 """A shapes document as JSON values."""
@@ -79,14 +79,21 @@ def read(path: Path) -> Document | None:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise _foreign(path, f"is not JSON: {error}") from error
-    if (
-        not isinstance(document, dict)
-        or document.get("version") != 1
-        or not _are_objects(document.get("workloads"))
-        or not _are_objects(document.get("unreplayable", []))
-    ):
+    if not is_document(document):
         raise _foreign(path, "is JSON, and not a shapes document of version 1")
+    assert isinstance(document, dict)
     return document
+
+
+def is_document(value: object) -> bool:
+    """Whether a JSON value is a shapes document, as far as a merge has to know."""
+    return (
+        isinstance(value, dict)
+        and value.get("version") == 1
+        and _are_objects(value.get("workloads"))
+        and _are_objects(value.get("unreplayable", []))
+        and isinstance(value.get("paths", []), list)
+    )
 
 
 def _are_objects(value: object) -> bool:
@@ -110,6 +117,7 @@ def update(path: Path, new: Document) -> Document:
     """
     from tlcache.store.files import write_atomically
 
+    path = Path(os.path.realpath(path))
     with _locked(path):
         before = read(path)
         after = merged(before if before is not None else empty(), new)

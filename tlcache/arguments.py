@@ -3,8 +3,9 @@
 Numbers, texts, booleans and None stand for themselves. What JSON has no form for is an object with
 one field, whose name says what it is: `{"$tuple": [1, 2]}`, `{"$list": …}`, `{"$dict": …}`,
 `{"$float": "inf"}`, `{"$dtype": "float16"}` (TileLang's), `{"$torch": "bfloat16"}`,
-`{"$device": "cuda:0"}`, `{"$import": "package.module:NAME"}`, and
-`{"$tensor": {"shape": [4, 8], "dtype": "float16"}}`, of which only the form is kept.
+`{"$device": "cuda:0"}`, `{"$import": "package.module:NAME"}`,
+`{"$new": {"class": "package.module:Config", "fields": {"width": 8}}}` for a dataclass or a named
+tuple, and `{"$tensor": {"shape": [4, 8], "dtype": "float16"}}`, of which only the form is kept.
 
 Invariant: what is encoded and decoded makes the same kernel, or the encoding is refused. Encoding
 imports nothing.
@@ -12,6 +13,7 @@ imports nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import importlib
 import json
@@ -57,7 +59,19 @@ def encode(value: Any) -> Any:
         return {"$dtype": str(value)}
     if _is(value, "torch", "Tensor"):
         return {"$tensor": _form_of(value)}
+    if (fields := _fields(value)) is not None:
+        given = {name: encode(getattr(value, name)) for name in fields}
+        return {"$new": {"class": _import_path(kind), "fields": given}}
     return {"$import": _import_path(value)}
+
+
+def _fields(value: Any) -> list[str] | None:
+    """The fields that an instance of a dataclass or a named tuple is made of; None for others."""
+    if isinstance(value, type):
+        return None
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value) if field.init]
+    return list(value._fields) if isinstance(value, tuple) and hasattr(value, "_fields") else None
 
 
 def _is(value: object, module: str, name: str) -> bool:
@@ -137,6 +151,13 @@ def _tensor(form: Mapping[str, Any]) -> Any:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def _new(made: Mapping[str, Any]) -> Any:
+    kind = named(made["class"])
+    if not isinstance(kind, type):
+        raise TypeError(f"{made['class']} is no class")
+    return kind(**{name: decode(item) for name, item in made["fields"].items()})
+
+
 def _dtype(name: str) -> Any:
     import tvm_ffi
 
@@ -168,6 +189,7 @@ FORMS: Mapping[str, Callable[[Any], Any]] = {
     "$torch": _torch,
     "$device": _device,
     "$import": named,
+    "$new": _new,
     "$tensor": _tensor,
 }
 """The objects that `decode` reads, by the name of their one field."""
@@ -186,6 +208,8 @@ def text(value: Any) -> str:
         if name in ("$tuple", "$list", "$set"):
             inner = ",".join(text(item) for item in content)
             return f"[{inner}]" if name == "$list" else f"({inner})"
+        if name == "$new":
+            return f"{content['class'].rpartition(':')[2]}{text({'$dict': content['fields']})}"
         if name != "$dict":
             return str(content)
         value = content

@@ -233,8 +233,9 @@ def _cells(function: Any, factory: Any) -> dict[str, Any]:
         except (KeyError, ValueError):
             if parameter.default is parameter.empty:
                 raise _Lost(
-                    f"it is older than the hooks, and its closure does not tell {name}",
-                    "start the program by `tlcache run`",
+                    f"its closure does not tell the {name} of {factory.__qualname__}",
+                    "decorate it by `@tilelang.jit`, or compile it in a function under "
+                    "`functools.cache`, and start the program by `tlcache run`",
                 ) from None
     return found
 

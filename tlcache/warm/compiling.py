@@ -59,6 +59,7 @@ def build(
     *,
     keep: bool = True,
     key: str | None = None,
+    targeted: bool = False,
 ) -> Built:
     """Compile one spec with TileLang, into the root that TILELANG_CACHE_DIR names, and write its
     record.
@@ -69,6 +70,7 @@ def build(
         keep: False compiles for this process alone, past TileLang's cache: TileLang itself cannot
             compile with a root that it cannot write.
         key: TileLang's key for the kernel, where a recording tells it.
+        targeted: Whether TileLang's default target is the spec's already.
 
     Raises:
         ToolchainError: A compiler is missing.
@@ -81,7 +83,7 @@ def build(
     start = time.perf_counter()
     try:
         with nullcontext() if keep else _uncached(), ownership.own():
-            kernel = replaying.kernel(spec, key)
+            kernel = replaying.kernel(spec, key, targeted=targeted)
     except TlcacheError:
         raise
     except Exception as error:

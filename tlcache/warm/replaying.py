@@ -14,23 +14,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tlcache import arguments
 from tlcache.errors import FactoryError
 from tlcache.spec import KernelSpec
 
-__all__ = ["defaulting", "keep_drifted", "kernel", "watch"]
-
-_GENERIC = (None, "auto", "cuda")
-"""Targets that mean whatever GPU is there; without one, TileLang takes them for another."""
-
-_DEFAULT_TARGET = "TILELANG_DEFAULT_TARGET"
+__all__ = ["keep_drifted", "kernel", "watch"]
 
 
 class _Thread(threading.local):
@@ -42,12 +34,14 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def kernel(spec: KernelSpec, key: str | None = None) -> Any:
+def kernel(spec: KernelSpec, key: str | None = None, *, targeted: bool = False) -> Any:
     """The JITKernel of a spec, compiled or found by TileLang.
 
     Args:
         spec: The kernel.
         key: The key that TileLang is to have for it, where that is known.
+        targeted: Whether TileLang's default target is the spec's already, as it is under
+            `pretending`.
 
     Raises:
         FactoryError: The factory cannot be imported, or yields no kernel, or none of that key.
@@ -56,7 +50,7 @@ def kernel(spec: KernelSpec, key: str | None = None) -> Any:
 
     _thread.made, _thread.drifted = [], []
     try:
-        found = _followed(spec)
+        found = _followed(spec, targeted)
         made = [*([found] if isinstance(found, JITKernel) else []), *_thread.made]
     finally:
         _thread.made = None
@@ -79,7 +73,7 @@ def kernel(spec: KernelSpec, key: str | None = None) -> Any:
     )
 
 
-def _followed(spec: KernelSpec) -> Any:
+def _followed(spec: KernelSpec, targeted: bool) -> Any:
     """What the factory gives at last."""
     from tilelang.jit import JITImpl
     from tvm.tirx import PrimFunc
@@ -91,16 +85,15 @@ def _followed(spec: KernelSpec) -> Any:
     given, schedule = _decoded(spec.workload), _decoded(spec.schedule)
     inner = _unwrapped(factory)
     if isinstance(inner, JITImpl):
-        return _adapted(inner, spec).compile(**given, **schedule)
+        return _adapted(inner, spec, targeted).compile(**given, **schedule)
     if isinstance(inner, PrimFunc):
         return _compiled(inner, spec, schedule)
-    if _takes(factory, "target") and given.get("target") in _GENERIC:
-        # Operators take our name of it, and say so by leaving it out of the workload.
-        given["target"] = _tvm_target(spec) if "target" in given else spec.target.name
+    if _takes(factory, "target"):
+        given.setdefault("target", spec.target.name)  # a recorded program has given it one
     made = factory(**given)
     inner = _unwrapped(made)
     if isinstance(inner, JITImpl):
-        return _adapted(inner, spec).compile(**schedule)
+        return _adapted(inner, spec, targeted).compile(**schedule)
     if isinstance(inner, PrimFunc):
         return _compiled(inner, spec, schedule)
     return made
@@ -122,7 +115,7 @@ def _unwrapped(value: Any) -> Any:
     return value if found is None else found
 
 
-def _adapted(impl: Any, spec: KernelSpec) -> Any:
+def _adapted(impl: Any, spec: KernelSpec, targeted: bool) -> Any:
     """The JITImpl with the spec's own target, pass configs and flags where it does not set them
     itself; and elaborated anew, since an elaboration may ask for the target.
     """
@@ -131,7 +124,7 @@ def _adapted(impl: Any, spec: KernelSpec) -> Any:
     changes: dict[str, Any] = {}
     if isinstance(function := impl.func, JITFunc):
         changes["func"] = dataclasses.replace(function)
-    if impl.target in _GENERIC and not (impl.target is None and _is_default(spec)):
+    if impl.target is None and not targeted:
         changes["target"] = spec.target.config
     if spec.pass_configs:
         changes["pass_configs"] = {**(impl.pass_configs or {}), **_decoded(spec.pass_configs)}
@@ -152,12 +145,6 @@ def _compiled(function: Any, spec: KernelSpec, given: Mapping[str, Any]) -> Any:
     return tilelang.compile(function, target=spec.target.config, **given)
 
 
-def _tvm_target(spec: KernelSpec) -> Any:
-    from tvm.target import Target
-
-    return Target(spec.target.config)
-
-
 def _takes(factory: Callable[..., Any], name: str) -> bool:
     try:
         parameters = inspect.signature(factory).parameters
@@ -169,27 +156,9 @@ def _takes(factory: Callable[..., Any], name: str) -> bool:
 # --- in a worker of a warm, where nobody else compiles ---
 
 
-@contextmanager
-def defaulting(spec: KernelSpec) -> Iterator[None]:
-    """Have the spec's target be TileLang's default meanwhile, for the whole process."""
-    before = os.environ.get(_DEFAULT_TARGET)
-    os.environ[_DEFAULT_TARGET] = json.dumps(spec.target.config)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_DEFAULT_TARGET]
-        else:
-            os.environ[_DEFAULT_TARGET] = before
-
-
-def _is_default(spec: KernelSpec) -> bool:
-    return os.environ.get(_DEFAULT_TARGET) == json.dumps(spec.target.config)
-
-
 def watch() -> None:
-    """Have every kernel that TileLang is asked for noticed by `kernel`, and those with a negative
-    output index by `keep_drifted`.
+    """Have every kernel that TileLang is asked for noticed: `kernel` looks among them, and
+    `keep_drifted` takes those with a negative output index.
 
     TileLang makes negative indices positive in place, in the decorator's own list, where it finds a
     kernel on disk. So what a program asks for after that has another key, unless it runs under

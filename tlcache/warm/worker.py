@@ -20,7 +20,7 @@ from tqdm import tqdm
 from tlcache.errors import CompileError, EnvironmentFault, TlcacheError
 from tlcache.spec import KernelSpec
 from tlcache.store import locks, record
-from tlcache.warm import compiling, replaying, toolchain
+from tlcache.warm import compiling, pretending, replaying, toolchain
 from tlcache.warm.outcome import Outcome
 
 __all__ = ["serve"]
@@ -52,6 +52,7 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     os.environ["TILELANG_CACHE_DIR"] = root
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     os.environ["TILELANG_PRINT_ON_COMPILATION"] = "0"
+    os.environ.pop("TILELANG_DEFAULT_TARGET", None)  # each spec says its own
     log = None
     if quiet:
         path = os.path.join(scratch, f"{os.getpid()}.log")
@@ -84,8 +85,8 @@ def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -
             if found is not None and record.present(root, found, wanted):
                 # Another process compiled it since this one was asked to.
                 return Outcome("present", saved_seconds=found.compile_seconds)
-            with replaying.defaulting(spec):
-                built = compiling.build(spec, root, key=wanted)
+            with pretending.pretending(spec.target):
+                built = compiling.build(spec, root, key=wanted, targeted=True)
     except TlcacheError as error:
         message = error.message
         if isinstance(error, CompileError) and log is not None:

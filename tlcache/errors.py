@@ -5,6 +5,7 @@
         TargetError              2   a target's spelling is unknown, or needs a GPU that is not here
         SpecError                2   a kernel spec is malformed
         ShapesError              2   shapes.json is missing, not JSON, or says something impossible
+        ModelConfigError         2   a model's config.json is missing, or not one that is known here
         FactoryError             2   a kernel's factory cannot be found or does not yield a kernel
         GradientError            2   a gradient was asked for through an operator that has none
       EnvironmentFault           3   this machine cannot do it
@@ -36,6 +37,7 @@ __all__ = [
     "GradientError",
     "KernelError",
     "MissError",
+    "ModelConfigError",
     "RuntimeLibraryError",
     "ShapesError",
     "SpecError",
@@ -89,6 +91,10 @@ class SpecError(UsageError):
 
 class ShapesError(UsageError):
     """A shapes document is missing, not JSON, or says something impossible."""
+
+
+class ModelConfigError(UsageError):
+    """A model's config.json is missing, of no known family, or says something impossible."""
 
 
 class FactoryError(UsageError):

@@ -239,3 +239,39 @@ def test_listing_needs_nothing_but_the_standard_library():
         [sys.executable, "-c", source], capture_output=True, text=True, check=True
     )
     assert done.stdout == "['tlcache']\n"
+
+
+# --- from a file to its root ---
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "version", "platform", "kind"),
+    [
+        (f"/r/0.1.15/linux-x86_64/kernels/{KEY}/executable.so", "/r", "0.1.15", "linux-x86_64",
+         "kernel"),
+        (f"/0.1.15/linux-x86_64/kernels/{KEY}/executable.so", "", "0.1.15", "linux-x86_64",
+         "kernel"),
+        (f"/a/b/0.1.14/linux-x86_64/autotuner/{KEY}/executable.so", "/a/b", "0.1.14",
+         "linux-x86_64", "autotuner"),
+        (f"/r/0.1.11-x86_64/kernels/{KEY}/executable.so", "/r", "0.1.11", "linux-x86_64",
+         "kernel"),
+        (f"/r/{KEY}/kernel_lib.so", "/r", None, None, "kernel"),
+        (f"/r/autotuner/{KEY}/kernel_lib.so", "/r", None, None, "autotuner"),
+    ],
+)  # fmt: skip
+def test_the_path_of_a_library_tells_its_root_in_every_layout(path, root, version, platform, kind):
+    found, place = layout.holding(path)
+    assert found == root
+    assert place == (KEY, path.rpartition("/")[0], version, platform, kind)
+
+
+@pytest.mark.parametrize("path", ["", "/", "[heap]", f"/{KEY}", f"/r/{KEY[:-1]}/x.so", "/usr/x.so"])
+def test_other_paths_are_of_no_root(path):
+    assert layout.holding(path) is None
+
+
+def test_every_kernel_of_a_root_is_found_again_by_a_file_in_it(mixed_root):
+    places = [one for one in layout.places(mixed_root) if one.kind in ("kernel", "autotuner")]
+    assert len({one.tilelang for one in places}) > 3
+    for one in places:
+        assert layout.holding(f"{one.location}/any") == (layout.root_of(mixed_root, one), one)

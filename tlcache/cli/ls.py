@@ -16,7 +16,7 @@ from tlcache.cli import options, render
 from tlcache.store import layout, scan, select
 from tlcache.store.entry import Entry
 
-__all__ = ["KINDS", "as_json", "command", "counted", "natural", "row", "workload"]
+__all__ = ["COLUMNS", "KINDS", "as_json", "command", "counted", "natural", "row", "workload"]
 
 KINDS = {"cuda-binary": "binary", "autotuner": "autotune"}
 """How kinds of things are called where a person or a program reads them, if not by `layout`."""
@@ -150,14 +150,14 @@ def _shapes(shapes: tuple[tuple[int | str | None, ...], ...]) -> str:
     )
 
 
-_COLUMNS = ["KEY", "KERNEL", "WORKLOAD", "SCHEDULE", "TARGET", "TOOLKIT", "TILELANG", "SIZE"]
-_COLUMNS += ["USED"]
+COLUMNS = ["KEY", "KERNEL", "WORKLOAD", "SCHEDULE", "TARGET", "TOOLKIT", "TILELANG", "SIZE"]
+COLUMNS += ["USED"]
 
 
 def _write_table(
     root: Path, found: list[Entry], everything: bool, twins: dict[str, Entry] | None
 ) -> None:
-    header, rows = _COLUMNS, (row(one) for one in found)
+    header, rows = COLUMNS, (row(one) for one in found)
     extra: list[tuple[str, Callable[[Entry], str]]] = []
     if everything:
         extra.append(("KIND", lambda one: KINDS.get(one.place.kind, one.place.kind)))
@@ -168,7 +168,7 @@ def _write_table(
     if len({layout.root_of(root, one.place) for one in found}) > 1:
         extra.append(("ROOT", lambda one: _below(root, one)))
     if extra:
-        header = [*_COLUMNS, *(name for name, _ in extra)]
+        header = [*COLUMNS, *(name for name, _ in extra)]
         rows = ([*row(one), *(tell(one) for _, tell in extra)] for one in found)
     render.table(header, rows, right=["SIZE"], spare=["TILELANG", "TOOLKIT", "SCHEDULE", "USED"])
 

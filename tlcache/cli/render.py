@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-__all__ = ["ago", "count", "duration", "emit_json", "home", "note", "plain", "size", "styled"]
-__all__ += ["table"]
+__all__ = ["ago", "count", "duration", "emit_json", "fitted", "home", "note", "plain", "size"]
+__all__ += ["styled", "table"]
 
 
 def size(count: int) -> str:
@@ -137,24 +137,37 @@ def table(
         while some := list(itertools.islice(lines, _AT_ONCE)):
             click.echo("\n".join(map("\t".join, some)))
         return
+    width = shutil.get_terminal_size().columns
+    for index, line in enumerate(fitted(header, rows, right, spare, width)):
+        click.echo(click.style(line, bold=True) if index == 0 and styled() else line)
+
+
+def fitted(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Sequence[str],
+    spare: Sequence[str],
+    width: int,
+) -> list[str]:
+    """The lines of such a table on a terminal of some width, the header first."""
     columns = [list(column) for column in zip(header, *rows, strict=True)]
-    terminal = shutil.get_terminal_size().columns
     for name in spare:
-        if sum(max(map(len, column)) + _GAP for column in columns) - _GAP > terminal:
+        if sum(max(map(len, column)) + _GAP for column in columns) - _GAP > width:
             columns = [column for column in columns if column[0] != name]
     widths = [max(map(len, column)) for column in columns]
-    room = terminal - _GAP * (len(widths) - 1)
+    room = width - _GAP * (len(widths) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
-    bold = styled()
     names = [column[0] for column in columns]
-    for index, row in enumerate(zip(*columns, strict=True)):
-        cells = [
-            _fitted(cell, width, name in right)
-            for cell, width, name in zip(row, widths, names, strict=True)
-        ]
-        line = (" " * _GAP).join(cells).rstrip()
-        click.echo(click.style(line, bold=True) if bold and index == 0 else line)
+    return [
+        (" " * _GAP)
+        .join(
+            _fitted(cell, size, name in right)
+            for cell, size, name in zip(row, widths, names, strict=True)
+        )
+        .rstrip()
+        for row in zip(*columns, strict=True)
+    ]
 
 
 _GAP = 2

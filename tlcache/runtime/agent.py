@@ -43,6 +43,7 @@ DEADLINE = 3.0
 _WAVE = 64
 _REST = 4.0
 _LONGEST_REST = 0.02
+_STUMBLES = 3
 
 
 class _Connection:
@@ -128,12 +129,16 @@ class Agent:
     def _serve(self) -> None:
         # The process's signals are for its own threads.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while True:
+        stumbles = 0
+        while stumbles < _STUMBLES:
             try:
                 if not self._turn():
                     return
+                stumbles = 0
             except Exception:
-                _log.warning("the agent of tlcache stumbled", exc_info=True)
+                stumbles += 1
+                last = "; it ends" if stumbles == _STUMBLES else ""
+                _log.warning("the agent of tlcache stumbled%s", last, exc_info=True)
                 time.sleep(0.1)
 
     def _turn(self) -> bool:
@@ -214,6 +219,8 @@ class Agent:
                     431, "the request is too long", f"it may have {routes.LONGEST} bytes"
                 ),
             )
+        elif not data and connection.received:
+            self._respond(connection, routes.answer(b""))
         elif not data:
             self._close(connection)
         else:

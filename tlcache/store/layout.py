@@ -28,6 +28,7 @@ __all__ = [
     "cache_root",
     "default_root",
     "entries",
+    "holding",
     "lock_path",
     "make_skeleton",
     "namespace",
@@ -182,6 +183,32 @@ def places_in(root: str, *, nested: bool = False) -> Iterator[EntryPlace]:
             yield from _version(path, name)
         elif nested or not _is_nested(name, path):
             yield EntryPlace(name, path, None, None, "unknown")
+
+
+def holding(path: str) -> tuple[str, EntryPlace] | None:
+    """Which thing of a cache a file is in, and the root of that cache, by its path alone.
+
+    Args:
+        path: Of a file directly in a kernel's directory, or in that of a result of TileLang's
+            tuner, in any layout.
+
+    Returns:
+        The root and the thing; None where it is in neither.
+    """
+    above, _, _ = path.rpartition("/")
+    place, _, key = above.rpartition("/")
+    if not re.fullmatch(_KEY, key):
+        return None
+    parts = place.split("/")
+    kind = _KINDS.get(parts[-1])
+    if kind not in ("kernel", "autotuner"):
+        return place, EntryPlace(key, above, None, None)
+    if len(parts) > 3 and re.fullmatch(_PLATFORM, parts[-2]) and re.fullmatch(_VERSION, parts[-3]):
+        return "/".join(parts[:-3]), EntryPlace(key, above, parts[-3], parts[-2], kind)
+    if len(parts) > 2 and (match := re.fullmatch(_OLD_NAMESPACE, parts[-2])):
+        platform = f"linux-{match['machine']}"
+        return "/".join(parts[:-2]), EntryPlace(key, above, match["version"], platform, kind)
+    return "/".join(parts[:-1]), EntryPlace(key, above, None, None, kind)
 
 
 def _version(place: str, version: str) -> Iterator[EntryPlace]:

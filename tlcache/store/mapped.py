@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tlcache.store import mounts
 
-__all__ = ["Process", "Seen", "look", "network"]
+__all__ = ["File", "Process", "Seen", "command", "files", "look", "network"]
 
 _PROC = "/proc"
 _LONGEST = 60
@@ -73,6 +73,29 @@ class Seen:
         )
 
 
+class File(NamedTuple):
+    """A file that a process has mapped.
+
+    Attributes:
+        path: Its path, as the process sees it; without what the kernel adds where it is deleted.
+        device: The device that it is on, as `/proc` says.
+        inode: Its inode there.
+    """
+
+    path: str
+    device: int
+    inode: int
+
+
+def files(pid: int) -> tuple[File, ...]:
+    """The files that a process has mapped, in the order of their addresses.
+
+    Raises:
+        OSError: There is no such process, or it may not be looked into.
+    """
+    return tuple(dict.fromkeys(_lines(f"{_PROC}/{pid}/maps", None)))
+
+
 def look(inodes: Iterable[int]) -> Seen:
     """Find who has any of these inodes mapped.
 
@@ -80,13 +103,13 @@ def look(inodes: Iterable[int]) -> Seen:
         inodes: Of the files that matter; mappings of others are not kept.
     """
     wanted = frozenset(inodes)
-    files: dict[int, list[tuple[int, str, Process]]] = {}
+    held: dict[int, list[tuple[int, str, Process]]] = {}
     unreadable: Counter[int] = Counter()
     for name in os.listdir(_PROC):
         if not name.isdigit():
             continue
         try:
-            found = _mapped(f"{_PROC}/{name}/maps", wanted)
+            found = set(_lines(f"{_PROC}/{name}/maps", wanted))
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except OSError:
@@ -94,25 +117,26 @@ def look(inodes: Iterable[int]) -> Seen:
                 unreadable[owner] += 1
             continue
         if found:
-            process = Process(int(name), _command(name))
-            for inode, device, path in found:
-                files.setdefault(inode, []).append((device, path, process))
+            process = Process(int(name), command(int(name)))
+            for path, device, inode in found:
+                held.setdefault(inode, []).append((device, path, process))
     return Seen(
-        {inode: tuple(mappings) for inode, mappings in files.items()}, dict(unreadable), _hides()
+        {inode: tuple(mappings) for inode, mappings in held.items()}, dict(unreadable), _hides()
     )
 
 
-def _mapped(maps: str, wanted: frozenset[int]) -> set[tuple[int, int, str]]:
-    found: set[tuple[int, int, str]] = set()
+def _lines(maps: str, wanted: frozenset[int] | None) -> Iterator[File]:
+    """The files of a `maps`; only those of the wanted inodes, where there are such."""
     with open(maps, "rb") as file:
         for line in file.read().splitlines():
             match = _LINE.match(line)
-            if match is None or int(match[3]) not in wanted:
+            if match is None or (
+                int(match[3]) not in wanted if wanted is not None else not match[4]
+            ):
                 continue
             device = os.makedev(int(match[1], 16), int(match[2], 16))
             path = match[4].removesuffix(b" (deleted)").replace(rb"\012", b"\n")
-            found.add((int(match[3]), device, os.fsdecode(path)))
-    return found
+            yield File(os.fsdecode(path), device, int(match[3]))
 
 
 def _tail(path: str) -> list[str]:
@@ -133,7 +157,8 @@ def _owner(pid: str) -> int | None:
         return owner
 
 
-def _command(pid: str) -> str:
+def command(pid: int) -> str:
+    """The command line of a process, shortened; empty where there is none."""
     try:
         with open(f"{_PROC}/{pid}/cmdline", "rb") as file:
             words = file.read(4096).split(b"\0")

@@ -18,7 +18,7 @@ from tlcache.store.layout import EntryPlace
 from tlcache.store.record import Record
 from tlcache.store.scan_cache import ScanCache
 
-__all__ = ["kernels", "scan"]
+__all__ = ["kernels", "records", "scan"]
 
 _SETTLED = 2.0  # seconds: a file that is younger may change again and keep its time
 
@@ -36,7 +36,7 @@ def scan(root: str | os.PathLike[str]) -> Iterator[Entry]:
     base = os.fspath(root)
     with ScanCache.opened(base) as cache:
         for inner in layout.roots(base):
-            filed, used = _records(inner)
+            filed, used = records(inner)
             for place in layout.places_in(inner, nested=inner != base):
                 one = _entry(place, cache)
                 if filed:
@@ -92,7 +92,7 @@ def _with_record(one: Entry, filed: dict[str, Record], used: dict[str, float], r
     return dataclasses.replace(one, record=known, last_used=last)
 
 
-def _records(root: str) -> tuple[dict[str, Record], dict[str, float]]:
+def records(root: str) -> tuple[dict[str, Record], dict[str, float]]:
     """The records of a root by the entries that they point at, the newest of each; and when one of
     them was last used, in seconds since 1970.
     """

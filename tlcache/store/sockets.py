@@ -98,9 +98,9 @@ def places() -> dict[str, int]:
     """The directories that are there to look for agents in, and whose they should be: the one that
     is named, else all that this user's processes may use; for root, everybody's.
     """
-    if os.environ.get(DIRECTORY):
-        return {directory(): os.geteuid()}
     uid = os.geteuid()
+    if os.environ.get(DIRECTORY):
+        return {directory(): uid} if _may_be_there(directory()) else {}
     found = {directory(): uid, "/run/tlcache": uid}
     for pattern in ("/run/user/{}/tlcache", "/tmp/tlcache-{}"):
         if uid:
@@ -112,6 +112,17 @@ def places() -> dict[str, int]:
             if whose.isdecimal():
                 found[path] = int(whose)
     return {path: whose for path, whose in found.items() if _owner(path) == whose}
+
+
+def _may_be_there(path: str) -> bool:
+    """Whether there is something, or nobody here can tell."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _owner(path: str) -> int | None:

@@ -1,0 +1,1 @@
+"""From a model's Hugging Face config.json to a shapes document."""

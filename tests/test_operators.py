@@ -15,6 +15,7 @@ from tlcache.errors import SpecError
 from tlcache.operators import WorkloadError
 from tlcache.spec import KernelSpec
 from tlcache.targets import CPU, Target
+from tlcache.warm import shapes
 
 SM90 = Target("sm_90a")
 WORKLOAD = {"M": 128, "N": 4096, "eps": 1e-5, "dtype": "bfloat16"}
@@ -284,3 +285,60 @@ def test_whether_any_spec_is_accepted_is_told_and_never_an_error(name, values, s
         return
     assert operator.accepts(spec) in (True, False)
     assert operator.accepts(made)
+
+
+# --- entries of a shapes.json ---
+
+
+def asked_for(entry, target):
+    """The one spec that a shapes.json of this entry asks for."""
+    (wanted,) = shapes.expand(
+        shapes.Shapes.model_validate({"version": 1, "workloads": [entry]}), "shapes.json", [target]
+    )
+    return wanted.spec
+
+
+@pytest.mark.parametrize("target", [CPU, SM90], ids=str)
+@pytest.mark.parametrize("name", sorted(operators.installed()))
+def test_a_spec_of_an_operator_has_an_entry_that_asks_for_exactly_it(name, target):
+    operator = operators.get(name)
+    known = {"M": "dynamic", "N": 256, "K": 256, "H": 8, "D": 128}
+    fields = [field.name for field in dataclasses.fields(operator.workload)]
+    values = {key: known[key] for key in fields if key in known}
+    default = operator.spec(values, target)
+    entry = operators.shapes_entry(default)
+    assert entry["op"] == name
+    assert "schedule" not in entry
+    assert asked_for(entry, target) == default
+    assert json.loads(json.dumps(entry)) == entry
+    for schedule in list(operator.candidates(operator.workload(**values), target))[:3]:
+        spec = operator.spec(values, target, schedule)
+        assert asked_for(operators.shapes_entry(spec), target) == spec
+
+
+def test_a_spec_that_no_operator_owns_is_asked_for_by_its_factory(rms_norm):
+    owned = rms_norm.spec(WORKLOAD, SM90)
+    for changes in (
+        {"pass_configs": {"tl.disable_tma_lower": True}},
+        {"compile_flags": ["-O3"]},
+        {"schedule": {}, "workload": {"N": 4096}},
+    ):
+        spec = KernelSpec.from_json({**owned.to_json(), **changes})
+        entry = operators.shapes_entry(spec)
+        assert entry["kernel"] == owned.kernel
+        assert asked_for(entry, SM90) == spec
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workload": {"shape": [1, 2]}},
+        {"workload": {"bias": None}},
+        {"schedule": {"stages": {"a": 1}}},
+        {"execution_backend": "nvrtc"},
+    ],
+    ids=["list", "null", "object", "backend"],
+)
+def test_what_a_shapes_json_cannot_say_has_no_entry(rms_norm, changes):
+    spec = KernelSpec.from_json({**rms_norm.spec(WORKLOAD, SM90).to_json(), **changes})
+    assert operators.shapes_entry(spec) is None

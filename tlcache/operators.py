@@ -67,6 +67,7 @@ class Operator:
 
     def __post_init__(self) -> None:
         _made.setdefault(self.kernel, []).append(self)
+        shapes_entry.cache_clear()
 
     def spec(
         self,

@@ -27,6 +27,7 @@ from tlcache.errors import CaptureError, KernelError, MissError, SpecError, Tlca
 pytestmark = pytest.mark.usefixtures("shared_root")
 
 F32 = torch.float32
+EPS = 1e-5
 
 
 def _factory(op):
@@ -103,7 +104,8 @@ OPS = st.one_of(
 def test_a_key_says_all_that_a_fresh_process_needs_to_rebuild_the_state(op):
     key, held = op.instance_key, op.state
     fresh = type(held)(key)  # as `state(key)` does where no op holds one
-    assert vars(fresh) == {**vars(held), "kernels": {}, "misses": 0}
+    unused = {"kernels": {}, "hits": 0, "misses": 0, "instances": fresh.instances}
+    assert vars(fresh) == {**vars(held), **unused}
     values = {**fresh.values, "rows": fresh.rows, "on_miss": fresh.on_miss}
     if fresh.schedule is not None:
         values["schedule"] = fresh.schedule
@@ -403,6 +405,70 @@ def test_sixteen_threads_on_one_cold_kernel_compile_it_once():
     assert len(results) == 16
     assert all(torch.equal(one, results[0]) for one in results)
     assert list(op.state.kernels) == [(-1, 4)]
+
+
+# --- counts ---
+
+
+def test_each_launch_is_counted_as_the_hit_or_the_miss_that_it_was(case):
+    op = case.op(case.usual, F32 if F32 in case.dtypes else case.dtypes[0])
+    state = op.state
+    state.kernels.clear()
+    state.hits = state.misses = 0
+    for rows in 3, 3, 5, 3:
+        op(*case.inputs(rows, case.usual, op.dtype))
+    assert (state.hits, state.misses, len(state.kernels)) == (2, 2, 2)
+    inputs = case.inputs(3, case.usual, op.dtype)
+    op.dispatch(*inputs, op.instance_key)
+    case.function(*inputs, **case.scalars)
+    case.function(*case.inputs(3, case.usual, op.dtype), **case.scalars)
+    assert (state.hits, state.misses) == (5, 2)
+    op(*case.inputs(0, case.usual, op.dtype))
+    op.warmup([3, 7], -1)
+    assert (state.hits, state.misses) == (5, 3)
+
+
+def test_a_launch_that_was_refused_is_no_hit():
+    op, w = ops.RMSNormFwdOp(127, EPS, F32), torch.randn(127)
+    ops.rms_norm(torch.randn(3, 127), w, EPS)
+    ops.rms_norm(torch.randn(3, 127), w, EPS)
+    before = op.state.hits
+    with pytest.raises(ValueError, match=r"this rms_norm takes"):
+        ops.rms_norm(torch.randn(3, 127), torch.randn(126), EPS)
+    with pytest.raises(TypeError):
+        op(torch.randn(3, 127).double(), w)
+    assert op.state.hits == before
+
+
+def test_threads_launch_at_once_and_no_hit_is_lost():
+    op, x, w = ops.RMSNormFwdOp(127, EPS, F32), torch.randn(3, 127), torch.randn(127)
+    op(x, w)
+    before, barrier = op.state.hits, threading.Barrier(8)
+
+    def launch():
+        barrier.wait()
+        for _ in range(2000):
+            op(x, w)
+            ops.rms_norm(x, w, EPS)
+
+    threads = [threading.Thread(target=launch) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert op.state.hits == before + 8 * 2 * 2000
+
+
+def test_the_ops_that_hold_a_state_are_counted_while_they_live():
+    state = ops.SoftmaxFwdOp(57).state
+    gc.collect()
+    assert len(state.instances) == 0
+    first = ops.SoftmaxFwdOp(57)
+    others = [copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))]
+    assert len(state.instances) == 4
+    del first, others[1:]
+    gc.collect()
+    assert list(state.instances) == others
 
 
 # --- freeze and ready ---

@@ -260,7 +260,9 @@ def test_what_a_killed_process_left_is_seen_as_dead_and_cleaned_by_the_next(serv
 # --- forks ---
 
 
-def test_a_child_of_a_fork_has_a_socket_of_its_own_and_leaves_its_parents_alone(serve, runtime_dir, at):
+def test_a_child_of_a_fork_has_a_socket_of_its_own_and_leaves_its_parents_alone(
+    serve, runtime_dir, at
+):
     served = serve(
         """
 import tlcache.agent

@@ -130,3 +130,63 @@ told["counts"] = counts(resolver)
     )
     assert said["counts"] == [1, 0, 1, 0, 0]
     assert len(said["heard"]) == 1
+
+
+# --- the policy of the environment ---
+
+
+RESOLVED = """
+told["first"] = miss(runtime.resolve, 1)
+runtime.mark_ready()
+told["ready"] = miss(runtime.resolve, 2)
+try:
+    runtime.resolve(spec(3))
+except errors.MissError as error:
+    told["hint"] = error.hint
+"""
+
+
+@pytest.fixture
+def policy(told, monkeypatch):
+    def policy(on_compile, since=None):
+        monkeypatch.setenv("TLCACHE_ON_COMPILE", on_compile)
+        if since is not None:
+            monkeypatch.setenv("TLCACHE_ON_COMPILE_FROM", since)
+        return told(RESOLVED)
+
+    return policy
+
+
+def test_error_holds_from_ready_on_and_says_what_to_warm(policy):
+    said = policy("error")
+    assert (said["first"], said["ready"]) == ("compiled", "TLCACHE_ON_COMPILE is error")
+    assert "`tlcache warm --shapes shapes.json --target cpu`" in said["hint"]
+    assert said["heard"] == []
+
+
+def test_error_from_the_start_holds_from_the_first_kernel_on_and_restores_what_is_there(
+    policy, told, cache_root
+):
+    said = policy("Error", "start")
+    assert (said["first"], said["ready"]) == ("TLCACHE_ON_COMPILE is error",) * 2
+    assert not said["tilelang"]
+    told("del os.environ['TLCACHE_ON_COMPILE']\nruntime.resolve(spec(1))")
+    said = told("told['origin'] = runtime.resolve(spec(1)).origin")
+    assert said["origin"] == "restored"
+
+
+def test_warn_from_the_start_logs_each_compile(policy):
+    said = policy("warn", "start")
+    assert (said["first"], said["ready"]) == ("compiled", "compiled")
+    assert ["was compiled in" in line for _, line in said["heard"]] == [True] * 3
+    assert " after this process was marked ready" not in said["heard"][0][1]
+    assert " after this process was marked ready" in said["heard"][1][1]
+
+
+@pytest.mark.parametrize("wrong", [("eror", "start"), ("error", "begin")])
+def test_what_is_misspelt_is_said_once_and_allows(policy, wrong):
+    said = policy(*wrong)
+    assert (said["first"], said["ready"]) == ("compiled", "compiled")
+    complaints = [line for _, line in said["heard"] if "compiles are allowed" in line]
+    assert len(complaints) == 1
+    assert repr(wrong[0]) in complaints[0]

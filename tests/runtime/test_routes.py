@@ -56,7 +56,15 @@ def test_the_process_tells_who_it_is():
 
 
 def test_what_is_not_there_is_404_with_what_is():
-    for path in ("/", "/v1", "/v1/stats/", "/v2/stats", "//v1/stats", "/v1/../v1/stats", "/v1/%73tats"):
+    for path in (
+        "/",
+        "/v1",
+        "/v1/stats/",
+        "/v2/stats",
+        "//v1/stats",
+        "/v1/../v1/stats",
+        "/v1/%73tats",
+    ):
         code, document = get(path)
         assert code == 404
         assert path in document["error"]
@@ -78,7 +86,9 @@ def test_what_is_no_http_is_400(first):
     assert parts(routes.answer(first))[0] == 400
 
 
-@given(st.binary(max_size=300) | st.from_regex(rb"(GET|HEAD|PUT) /v1/[!-~]* HTTP/1\.1", fullmatch=True))
+@given(
+    st.binary(max_size=300) | st.from_regex(rb"(GET|HEAD|PUT) /v1/[!-~]* HTTP/1\.1", fullmatch=True)
+)
 def test_any_bytes_get_an_answer_that_is_http_and_json(first):
     response = routes.answer(first)
     if not first.startswith(b"HEAD "):

@@ -46,7 +46,9 @@ def left_by_the_dead(fd, name):
 # --- which directory ---
 
 
-def test_a_directory_that_is_named_comes_first_and_is_the_only_one_to_look_in(monkeypatch, tmp_path):
+def test_a_directory_that_is_named_comes_first_and_is_the_only_one_to_look_in(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv(sockets.DIRECTORY, str(tmp_path / "here"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert sockets.directory() == str(tmp_path / "here")
@@ -101,12 +103,16 @@ def test_a_link_a_file_and_a_directory_that_cannot_be_made_are_refused(tmp_path)
     (tmp_path / "link").symlink_to(real)
     (tmp_path / "file").touch()
     for name in ("link", "file", "file/run"):
-        with pytest.raises(AgentError, match="is a link or no directory|cannot be used"):
-            with sockets.opened(str(tmp_path / name), create=True):
-                pass
-    with pytest.raises(AgentError, match="cannot be used: No such file"):
-        with sockets.opened(str(tmp_path / "missing")):
+        with (
+            pytest.raises(AgentError, match=r"is a link or no directory|cannot be used"),
+            sockets.opened(str(tmp_path / name), create=True),
+        ):
             pass
+    with (
+        pytest.raises(AgentError, match="cannot be used: No such file"),
+        sockets.opened(str(tmp_path / "missing")),
+    ):
+        pass
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")

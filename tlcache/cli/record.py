@@ -16,6 +16,9 @@ from tlcache.recorded import Document
 
 __all__ = ["command"]
 
+_PATIENCE = 5.0
+"""Seconds that an agent has: of many kernels it has to write much."""
+
 
 @click.command("record")
 @click.option(
@@ -81,9 +84,13 @@ def _asked(pids: tuple[int, ...]) -> dict[int, Document]:
     Raises:
         TlcacheError: One has no agent, or does not answer.
     """
-    answers, troubles = agents.everywhere("/v1/workloads")
+    found, troubles = agents.find()
     for trouble in troubles:
         render.note(f"note: {trouble.message}")
+    if pids:
+        found = [one for one in found if one.address.pid in pids]
+        found += [one for pid in pids for one in agents.named(pid) if one not in found]
+    answers = agents.gather(found, "/v1/workloads", seconds=_PATIENCE)
     by_pid = {answer.pid: answer for answer in answers if not pids or answer.pid in pids}
     hint = "start it by `tlcache run`, or set TLCACHE_AGENT=1 where it imports tlcache"
     for pid in pids:
@@ -92,16 +99,16 @@ def _asked(pids: tuple[int, ...]) -> dict[int, Document]:
             raise TlcacheError(f"the process {pid} {what}", hint=hint)
     if not by_pid:
         raise TlcacheError("no process here has an agent", hint=hint)
-    found: dict[int, Document] = {}
+    told: dict[int, Document] = {}
     for pid, answer in by_pid.items():
         shapes: Any = (answer.document or {}).get("shapes")
         if recorded.is_document(shapes):
-            found[pid] = shapes
+            told[pid] = shapes
         elif pids:
             raise TlcacheError(f"the process {pid} {answer.trouble or 'tells no workloads'}")
         else:
             render.note(f"note: the process {pid} {answer.trouble or 'tells no workloads'}")
-    return found
+    return told
 
 
 def _written(path: Path, found: Document) -> Document:

@@ -227,8 +227,8 @@ def as_json(one: Entry) -> dict[str, Any]:
         "created": one.created.isoformat() if one.created else None,
         "last_used": one.last_used.isoformat() if one.last_used else None,
         "op": filed.spec.name if filed else None,
-        "workload": dict(filed.spec.workload) if filed else None,
-        "schedule": dict(filed.spec.schedule) if filed else None,
+        "workload": filed.spec.to_json()["workload"] if filed else None,
+        "schedule": filed.spec.to_json()["schedule"] if filed else None,
         "record": filed.action_key if filed else None,
     }
 

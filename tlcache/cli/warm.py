@@ -304,13 +304,14 @@ _STATUSES: tuple[Status, ...] = (
 
 def _kernel(item: Item) -> dict[str, Any]:
     spec, outcome = item.wanted.spec, item.outcome or Outcome("missing")
+    said = spec.to_json()
     return {
         "action_key": item.action_key,
         "where": item.wanted.where,
         "op": item.wanted.op,
         "kernel": spec.kernel,
-        "workload": dict(spec.workload),
-        "schedule": dict(spec.schedule),
+        "workload": said["workload"],
+        "schedule": said["schedule"],
         "target": spec.target.name,
         "status": outcome.status,
         "seconds": round(outcome.seconds, 3),

@@ -187,7 +187,8 @@ def _cached(
         kernel = wrapped(function, indices, *args[2:], **kwargs)
     else:
         kernel = wrapped(function, list(indices), *args[2:], **kwargs)
-        if any(index < 0 for index in indices):
+        declared = "tilelang_out_idx" in (function.attrs or {})  # by `T.empty`: a list made anew
+        if not declared and any(index < 0 for index in indices):
             positive = [index % len(kernel.adapter.params) for index in indices]
             _thread.drifted.append(
                 functools.partial(wrapped, function, positive, *args[2:], **kwargs)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tlcache.errors import TargetError
 
 __all__ = ["CPU", "Target", "detect", "for_capability", "from_config", "from_name", "matches"]
-__all__ += ["note", "parse"]
+__all__ += ["note", "of_tvm", "parse"]
 
 _GPU_NAMES: dict[str, tuple[int, int]] = {
     "v100": (7, 0),
@@ -99,6 +99,26 @@ def for_capability(major: int, minor: int) -> Target:
     `major.minor`.
     """
     return Target(f"sm_{major}{minor}{'a' if major >= 9 else ''}")
+
+
+def of_tvm(exported: Mapping[str, Any]) -> Target:
+    """The target that a TVM target's `export()` describes, leaving out what TVM adds to it."""
+    kind = exported["kind"]
+    kind = str(kind["name"] if isinstance(kind, Mapping) else kind)
+    if kind == "c":
+        return CPU
+    if kind == "cuda" and "code" not in exported:
+        return Target(str(exported.get("arch")))
+    kept = {name: _plain(exported[name]) for name in ("arch", "code") if name in exported}
+    return Target(json.dumps({"kind": kind, **kept}, sort_keys=True, separators=(",", ":")))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (int, float, bool)):
+        return value
+    return str(value) if isinstance(value, str) else [_plain(item) for item in value]
 
 
 def from_config(config: Mapping[str, object]) -> Target:

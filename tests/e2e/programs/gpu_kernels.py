@@ -12,9 +12,7 @@ def matmul(M, N, K, block_M=64, block_N=64, block_K=32, dtype=T.float16):
     """Lazy, at the module's top level, with a negative output index."""
 
     @T.prim_func
-    def main(
-        A: T.Tensor((M, K), dtype), B: T.Tensor((K, N), dtype), C: T.Tensor((M, N), dtype)
-    ):
+    def main(A: T.Tensor((M, K), dtype), B: T.Tensor((K, N), dtype), C: T.Tensor((M, N), dtype)):
         with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=128) as (bx, by):
             a = T.alloc_shared((block_M, block_K), dtype)
             b = T.alloc_shared((block_K, block_N), dtype)

@@ -19,9 +19,9 @@ from tlcache.errors import FactoryError
 SCALARS = some.none() | some.booleans() | some.integers() | some.floats() | some.text()
 VALUES = some.recursive(
     SCALARS,
-    lambda inner: some.lists(inner)
-    | some.lists(inner).map(tuple)
-    | some.dictionaries(some.text(), inner),
+    lambda inner: (
+        some.lists(inner) | some.lists(inner).map(tuple) | some.dictionaries(some.text(), inner)
+    ),
 )
 
 
@@ -108,4 +108,5 @@ def test_a_form_that_means_nothing_is_an_error_that_shows_it(form):
     ],
 )  # fmt: skip
 def test_a_form_is_short_for_people(value, text):
-    assert arguments.text(arguments.encode(value)).replace(f"{__name__}:", "test_arguments:") == text
+    shown = arguments.text(arguments.encode(value))
+    assert shown.replace(f"{__name__}:", "test_arguments:") == text

@@ -1,4 +1,4 @@
-"""Files of recorded workloads: what is there is kept, and nothing that is no shapes document is touched."""
+"""Files of recorded workloads: what is there is kept, and no other document is touched."""
 
 from __future__ import annotations
 

@@ -51,8 +51,7 @@ def test_the_hooks_come_with_tilelang_and_nothing_is_there_before(started):
     [
         "subprocess.run([sys.executable, '-c', code], check=True)",
         "pid = os.fork(); exec(code) if not pid else os.waitpid(pid, 0)",
-        "context = multiprocessing.get_context('spawn'); "
-        "process = context.Process(target=exec, args=(code,)); process.start(); process.join()",
+        "multiprocessing.get_context('spawn').Process(target=exec, args=(code,)).start()",
     ],
     ids=["started", "forked", "spawned"],
 )
@@ -95,11 +94,10 @@ def test_ranks_of_torchrun_have_the_hooks_and_record_into_one_file(started, tmp_
 
 
 def test_a_sitecustomize_that_is_shadowed_runs_as_if_nothing_stood_before_it(started, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("import sys; WHO = 'the shadowed one'; sys.seen = 1\n")
+    text = "import sys; WHO = 'the shadowed one'; sys.seen = 1\n"
+    (tmp_path / "sitecustomize.py").write_text(text)
     code = "import sys, sitecustomize; print(sys.seen, sitecustomize.WHO, sitecustomize.__file__)"
-    ran = started(
-        *("run", "--", sys.executable, "-c", code), env={"PYTHONPATH": str(tmp_path)}
-    )
+    ran = started(*("run", "--", sys.executable, "-c", code), env={"PYTHONPATH": str(tmp_path)})
     assert ran.out.split() == ["1", "the", "shadowed", "one", str(tmp_path / "sitecustomize.py")]
 
 

@@ -1,9 +1,10 @@
-"""The hooks on TileLang, in processes of their own, with kernels of `tests/e2e/programs/cpu_kernels.py`."""
+"""The hooks on TileLang, in processes of their own, with the kernels of `tests/e2e/programs`."""
 
 from __future__ import annotations
 
 import json
-import shutil
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -25,18 +26,19 @@ def report(**more):
 """
 
 
+INSTALL = "from tlcache.runtime import hooks; hooks.install()"
+
+
 @pytest.fixture
-def hooked(python, tmp_path):
+def hooked(run, tmp_path):
     """Run code with the hooks installed, before TileLang is imported or where the code says."""
 
-    def hooked(code: str, *, first: str = "from tlcache.runtime import hooks; hooks.install()", **env):
+    def hooked(code: str, *, first: str = INSTALL, **env):
         (tmp_path / "cpu_kernels.py").write_text((PROGRAMS / "cpu_kernels.py").read_text())
         script = tmp_path / "program.py"
-        script.write_text(f"{REPORT}\n{first}\nif __name__ == '__main__':\n    " + code.strip().replace("\n", "\n    "))
-        ran = python(
-            "import runpy, sys; sys.path.insert(0, '.'); runpy.run_path('program.py', {}, '__main__')",
-            env={"TILELANG_DEFAULT_TARGET": "c", **env},
-        )
+        body = textwrap.indent(code.strip(), "    ")
+        script.write_text(f"{REPORT}\n{first}\nif __name__ == '__main__':\n{body}\n")
+        ran = run([sys.executable, script], env={"TILELANG_DEFAULT_TARGET": "c", **env})
         assert ran.code == 0, ran.err
         return json.loads(ran.out.rpartition("REPORT ")[2])
 
@@ -119,24 +121,30 @@ watched(JITKernel, "__init__"); watched(JITImpl, "compile")
 """
     ours = "from tlcache.runtime import hooks; hooks.install()"
     first = theirs + ours if order == "before" else ours + theirs
-    report = hooked("""
+    report = hooked(
+        """
 import cpu_kernels as k, torch
 assert k.add(4)(torch.ones(4), torch.ones(4)).sum() == 8
 report(seen=seen)
-""", first=first)
+""",
+        first=first,
+    )
     assert outcomes(report) == {"memory": 0, "disk": 0, "compiled": 1, "failed": 0}
     assert report["seen"] == ["compile", "__init__"]
 
 
 def test_hooks_that_come_after_the_kernels_were_made_read_the_closures(hooked):
-    report = hooked("""
+    report = hooked(
+        """
 import cpu_kernels as k
 made = k.scaled(8, k.Config(k.Mode.PLAIN))
 from tlcache.runtime import hooks
 hooks.install(); hooks.install()
 made(2); k.add(4)
 report(jits=len(hooks.jits()), factories=hooks.factories())
-""", first="")
+""",
+        first="",
+    )
     assert outcomes(report)["compiled"] == 2
     scaled, add = report["document"]["workloads"]
     assert (scaled["kernel"], scaled["args"]["N"]) == ("cpu_kernels:scaled", 8)
@@ -172,7 +180,8 @@ report(out_idx=k.add.out_idx)
 
 
 def test_a_compile_after_ready_is_an_error_where_it_was_ruled_out(hooked):
-    report = hooked("""
+    report = hooked(
+        """
 import cpu_kernels as k
 from tlcache import runtime
 from tlcache.errors import MissError
@@ -184,7 +193,9 @@ try:
 except MissError as error:
     told = str(error)
 report(told=told)
-""", TLCACHE_ON_COMPILE="error")
+""",
+        TLCACHE_ON_COMPILE="error",
+    )
     assert outcomes(report) == {"memory": 0, "disk": 0, "compiled": 1, "failed": 1}
     assert report["events"][-1]["after_ready"]
     assert report["events"][-1]["workload"]["args"] == {"N": 6}
@@ -194,10 +205,12 @@ report(told=told)
 @pytest.mark.parametrize(
     ("policy", "marks", "warns"),
     [("allow", "", 0), ("allow", "runtime.mark_ready()", 1), ("warn", "", 0),
-     ("warn", "runtime.mark_ready()", 1), ("warn", "os.environ['TLCACHE_ON_COMPILE_FROM'] = 'start'", 1)],
+     ("warn", "runtime.mark_ready()", 1),
+     ("warn", "os.environ['TLCACHE_ON_COMPILE_FROM'] = 'start'", 1)],
 )  # fmt: skip
-def test_a_compile_is_warned_of_after_ready_or_where_that_is_asked_for(hooked, policy, marks, warns):
-    report = hooked(f"""
+def test_a_compile_is_warned_of_after_ready_or_where_asked_for(hooked, policy, marks, warns):
+    report = hooked(
+        f"""
 import cpu_kernels as k, logging, os
 from tlcache import runtime
 said = []
@@ -206,7 +219,9 @@ logging.getLogger("tlcache.runtime.hooks").addHandler(handler)
 {marks}
 k.add(4)
 report(said=said)
-""", TLCACHE_ON_COMPILE=policy)
+""",
+        TLCACHE_ON_COMPILE=policy,
+    )
     assert len(report["said"]) == warns
     assert all("add N=4" in said for said in report["said"])
 
@@ -245,6 +260,16 @@ def without_names(*sizes):
     return kernel()
 def nameless():
     return tilelang.jit(out_idx=[-1])(copying)(7)
+def made_elsewhere(N):
+    M = N + 0
+    @T.prim_func
+    def main(A: T.Tensor((M,), "float32"), B: T.Tensor((M,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(M):
+                B[i] = A[i]
+    return main
+def compiled(N):
+    return tilelang.compile(made_elsewhere(N))
 """
 
 
@@ -255,23 +280,12 @@ def nameless():
         ("with_object(Thing())", "its argument thing cannot be written down: a lost.Thing has", 5),
         ("without_names(2, 4)", "without_names takes any number of arguments without names", 6),
         ("nameless()", "lost has no name for it", 7),
-        ("tilelang.compile(copying.__globals__['T'].prim_func(hidden(8)))", "cannot be found by", 8),
+        ("compiled(8)", "its closure does not tell the N of made_elsewhere", 8),
     ],
 )
 def test_what_cannot_be_made_again_is_listed_with_the_reason(hooked, tmp_path, call, reason, size):
     (tmp_path / "lost.py").write_text(LOST)
-    hidden = """
-def hidden(N):
-    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-        with T.Kernel(1):
-            for i in T.serial(N):
-                B[i] = A[i]
-    main.__module__ = "lost"
-    return main
-"""
-    report = hooked(f"{hidden}\nfrom lost import *\nimport tilelang\n{call}\nreport()".replace(
-        "\ndef hidden", "\nimport tilelang.language as T\ndef hidden"
-    ))
+    report = hooked(f"from lost import *\n{call}\nreport()")
     assert report["document"]["workloads"] == []
     (lost,) = report["document"]["unreplayable"]
     assert reason in lost["reason"]
@@ -285,7 +299,7 @@ def test_what_a_script_without_a_guard_has_is_listed_with_the_remedy(tlcache, tm
     script.write_text(body)
     record = tmp_path / "shapes.json"
     env = {"TILELANG_DEFAULT_TARGET": "c"}
-    ran = tlcache("run", "--record", record, "--", shutil.which("python"), script, env=env)
+    ran = tlcache("run", "--record", record, "--", sys.executable, script, env=env)
     assert ran.code == 0, ran.err
     document = json.loads(record.read_text())
     (lost,) = document["unreplayable"]

@@ -35,7 +35,7 @@ def recording(python, tmp_path, monkeypatch):
     return recording
 
 
-def test_the_specs_that_were_resolved_are_workloads_of_their_operators(recording, tlcache, tmp_path):
+def test_the_specs_that_were_resolved_are_their_operators_workloads(recording, tlcache, tmp_path):
     met = recording("resolve(1); resolve(1); resolve(2, eps=0.5)")
     assert met == [
         {"op": "rms_norm", "M": 1, "N": 64, "eps": 1e-06, "dtype": "float32"},
@@ -96,7 +96,7 @@ def test_a_signal_loses_nothing_that_was_there_a_moment_before(tmp_path, cache_r
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_of_multiprocessing_record_into_the_same_file(run, tmp_path, monkeypatch, method):
+def test_workers_of_multiprocessing_record_into_one_file(run, tmp_path, monkeypatch, method):
     record = tmp_path / "shapes.json"
     monkeypatch.setenv("TLCACHE_RECORD", str(record))
     script = tmp_path / "parent.py"

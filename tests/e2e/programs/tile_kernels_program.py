@@ -39,12 +39,30 @@ def main():
     attempt(norm_forward_and_per_token_cast, empty(64, 2048), empty(2048), 1e-6, "e4m3", 32)
     attempt(apply_rotary, empty(64, 8, 64), empty(1024, 64, dtype=fp32))
     attempt(fused_weight, empty(4, 2048), empty(4, 2048))
-    attempt(engram_gate_fwd, empty(64, 4, 4096), empty(64, 5, 4096), empty(4, 4096, dtype=fp32), 1e-6, 8.0)
+    attempt(
+        engram_gate_fwd,
+        empty(64, 4, 4096),
+        empty(64, 5, 4096),
+        empty(4, 4096, dtype=fp32),
+        1e-6,
+        8.0,
+    )
     attempt(engram_sinkhorn_momentum_update, empty(2560, dtype=fp32), empty(2560), 0.9)
     attempt(expand_to_mhc_fwd, empty(64, 4096), empty(64, 4, 4096))
     attempt(mhc_pre_apply_mix_fwd, empty(64, 4, 4096), empty(64, 4, dtype=fp32), empty(64, 4096))
-    attempt(mhc_pre_apply_mix_bwd, empty(64, 4096), empty(64, 4, 4096), empty(64, 4, dtype=fp32), empty(64, 4, 4096))
-    attempt(mhc_fn_normw_merge_fwd, empty(24, 16384, dtype=fp32), empty(16384, dtype=fp32), empty(24, 16384, dtype=fp32))
+    attempt(
+        mhc_pre_apply_mix_bwd,
+        empty(64, 4096),
+        empty(64, 4, 4096),
+        empty(64, 4, dtype=fp32),
+        empty(64, 4, 4096),
+    )
+    attempt(
+        mhc_fn_normw_merge_fwd,
+        empty(24, 16384, dtype=fp32),
+        empty(16384, dtype=fp32),
+        empty(24, 16384, dtype=fp32),
+    )
     mix, comb = empty(1, 64, 4, 1, dtype=fp32), empty(1, 64, 4, 4, dtype=fp32)
     attempt(mhc_post_fwd, empty(1, 64, 4096), empty(1, 64, 4, 4096), mix, comb)
     comb = empty(64, 4, 4, dtype=fp32)

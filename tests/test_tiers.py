@@ -40,10 +40,14 @@ STORE = [
     "tlcache.cli.single", "tlcache.cli.live", "tlcache.cli.outside", "tlcache.store.outside",
 ]  # fmt: skip
 RUNTIME = [
-    "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
+    "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder",
+    "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
     "ops.boundary", "ops.inputs", "ops.jit_cache", "ops.triton.rms_norm", "ops.kernels",
 ]  # fmt: skip
-COMPILE = ["tlcache.warm.replaying", "tlcache.warm.pretending", "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring"]
+COMPILE = [
+    "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring",
+    "tlcache.warm.replaying", "tlcache.warm.pretending",
+]  # fmt: skip
 
 
 def _brought(python, module: str) -> set[str]:

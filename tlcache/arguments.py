@@ -202,19 +202,23 @@ def text(value: Any) -> str:
     if isinstance(value, (str, int)):
         return str(value)
     if is_form(value):
-        ((name, content),) = value.items()
-        if name == "$tensor":
-            return f"{content['dtype']}[{','.join(map(str, content['shape']))}]"
-        if name in ("$tuple", "$list", "$set"):
-            inner = ",".join(text(item) for item in content)
-            return f"[{inner}]" if name == "$list" else f"({inner})"
-        if name == "$new":
-            return f"{content['class'].rpartition(':')[2]}{text({'$dict': content['fields']})}"
-        if name != "$dict":
-            return str(content)
-        value = content
+        try:
+            return _form_text(*next(iter(value.items())))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            pass  # it is malformed, and shown as it is
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(text(item) for item in value) + "]"
     return json.dumps(value)
+
+
+def _form_text(name: str, content: Any) -> str:
+    if name == "$tensor":
+        return f"{content['dtype']}[{','.join(map(str, content['shape']))}]"
+    if name in ("$tuple", "$list", "$set"):
+        inner = ",".join(text(item) for item in content)
+        return f"[{inner}]" if name == "$list" else f"({inner})"
+    if name == "$new":
+        return str(content["class"]).rpartition(":")[2] + text(dict(content["fields"]))
+    return text(dict(content)) if name == "$dict" else str(content)

@@ -1,5 +1,5 @@
-"""Programs that know nothing of tlcache: run and recorded, warmed into an empty root, and run again where
-nothing may be compiled.
+"""Programs that know nothing of tlcache: run and recorded, warmed into an empty root, and run again
+where nothing may be compiled.
 """
 
 from __future__ import annotations

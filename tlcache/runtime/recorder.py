@@ -50,6 +50,7 @@ class _File:
         self.changed = threading.Event()
         self.writing = threading.Lock()
         self.thread: threading.Thread | None = None
+        self.finalizer: Any = None
 
 
 _met = _Met()
@@ -183,7 +184,7 @@ def touch() -> None:
                     target=_write_on, args=(_file.changed,), name="tlcache-recorder", daemon=True
                 )
                 _file.thread.start()
-                _at_end_of_worker()
+    _at_end_of_worker()
 
 
 _on_new = touch
@@ -216,10 +217,12 @@ def flush() -> None:
 
 
 def _at_end_of_worker() -> None:
-    """Write at the end of a process of `multiprocessing`, too, which runs nothing of `atexit`."""
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util.Finalize(None, flush, exitpriority=0)
+    """Write at the end of a process of `multiprocessing`, too, which may run nothing of `atexit`.
+    It forgets what was asked for before it began its work.
+    """
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is not None and (_file.finalizer is None or not _file.finalizer.still_active()):
+        _file.finalizer = util.Finalize(None, flush, exitpriority=0)
 
 
 def _forked() -> None:

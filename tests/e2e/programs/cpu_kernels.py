@@ -1,4 +1,4 @@
-"""TileLang kernels for the CPU, small ones, in the forms that programs write them in. Nothing of tlcache is in
+"""TileLang kernels for the CPU, in the forms that programs write them in. Nothing of tlcache is in
 here.
 """
 
@@ -35,7 +35,7 @@ class Config:
     offset: float = 0.0
 
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(maxsize=4)
 def scaled(N, config, dtype=torch.float32):
     """A factory under lru_cache, with two outputs; its argument is an object."""
     factor = float(config.mode.value or 1)

@@ -3,8 +3,8 @@
 import importlib
 import warnings
 
-import without_gpu  # noqa: I001
 import torch
+import without_gpu
 
 warnings.filterwarnings("ignore")
 

@@ -1,4 +1,6 @@
-"""TileLang kernels for a GPU, in the forms that programs write them in. Nothing of tlcache is in here."""
+"""TileLang kernels for a GPU, in the forms that programs write them in. Nothing of tlcache is in
+here.
+"""
 
 import functools
 

@@ -1,5 +1,5 @@
-"""For programs here: a host without a GPU that looks like one with an H200, as far as compiling goes. Tensors
-are on torch's meta device, and launches do nothing.
+"""For programs here: a host without a GPU that looks as if it had an H200, as far as compiling goes.
+Tensors are on torch's meta device, and launches do nothing.
 """
 
 import os

@@ -51,14 +51,14 @@ def start_by_environment() -> None:
     try:
         start()
     except AgentError as error:
-        _log.warning(
-            "no agent in this process: %s", " - ".join(filter(None, (error.message, error.hint)))
-        )
+        _log.warning("no agent in this process: %s; %s", error.message, error.hint or "it goes on")
+    except Exception:
+        _log.warning("no agent in this process", exc_info=True)
 
 
 def _wanted() -> bool | None:
     """What the environment says; None where it says nothing."""
     said = os.environ.get(ENV, "").strip().lower()
-    return {"1": True, "true": True, "yes": True, "on": True}.get(
-        said, False if said in ("0", "false", "no", "off") else None
-    )
+    if said in ("1", "true", "yes", "on"):
+        return True
+    return False if said in ("0", "false", "no", "off") else None

@@ -500,6 +500,32 @@ step("free")
         assert rest(client).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+def test_a_process_without_descriptors_to_spare_has_no_agent_and_loses_nothing(python, runtime_dir):
+    ran = python(
+        """
+import os, resource, tlcache.agent, tlcache.runtime.agent
+from tlcache.errors import AgentError
+tlcache.agent.start(), tlcache.agent.stop()
+count = lambda: len(os.listdir("/proc/self/fd"))
+before, said = count(), []
+for spare in range(12):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + spare - 1, 64))
+    try:
+        tlcache.agent.start()
+        said.append("started")
+        tlcache.agent.stop()
+    except AgentError as error:
+        assert "Too many open files" in error.message, error
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    assert count() == before, (spare, count())
+print(*said)
+"""
+    )
+    assert ran.code == 0, ran.err
+    assert 3 < len(ran.out.split()) < 10
+    assert names(runtime_dir) == []
+
+
 # --- load ---
 
 

@@ -160,7 +160,7 @@ def test_a_scripted_process_reads_back_at_each_layer_exactly_what_it_did(scripte
 
     # After ready: a compile, two refusals of one kernel, and a kernel that does not compile.
     scripted.said = scripted.go()
-    assert first(scripted) == (3, 1, 1, 3, 3, 1)
+    assert first(scripted) == (3, 1, 1, 3, 1, 1)
     assert third(scripted, 64) == {"instances": 1, "workloads": 3, "hits": 5, "misses": 3}
     told = scripted.agent.get("/v1/stats")
     assert [(one["kind"], one["title"]) for one in told["incidents"]] == [

@@ -74,25 +74,29 @@ class Agent:
         self.directory = directory
         self._connections: dict[int, _Connection] = {}
         self._paused = 0.0
-        with sockets.opened(directory, create=True) as fd:
-            try:
-                self._server, self.name = sockets.listen(fd, os.getpid())
-                self._inode = os.stat(self.name, dir_fd=fd, follow_symlinks=False).st_ino
-            except OSError as error:
-                raise AgentError(
-                    f"no agent can listen in {directory}: {error.strerror or error}"
-                ) from error
-        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            with contextlib.ExitStack() as undo:
+                self._listen(undo)
+                undo.pop_all()
+        except (OSError, RuntimeError) as error:  # the latter where no thread is to be had
+            reason = getattr(error, "strerror", None) or error
+            raise AgentError(f"no agent can listen in {directory}: {reason}") from error
+
+    def _listen(self, undo: contextlib.ExitStack) -> None:
         self._selector = selectors.DefaultSelector()
+        undo.callback(self._selector.close)
+        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        undo.callback(os.close, self._woken)
+        undo.callback(os.close, self._wake)
+        with sockets.opened(self.directory, create=True) as fd:
+            self._server, self.name = sockets.listen(fd, os.getpid())
+            undo.callback(self._server.close)
+            self._inode = os.stat(self.name, dir_fd=fd, follow_symlinks=False).st_ino
+            undo.callback(self.withdraw)
         self._selector.register(self._server, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="tlcache-agent", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self.withdraw()
-            self.abandon()
-            raise AgentError(f"no agent can run: {error}") from error
+        self._thread.start()
 
     @property
     def path(self) -> str:

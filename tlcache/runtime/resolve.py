@@ -97,10 +97,9 @@ class Resolver:
                 raise
 
     def _refusal(self, spec: KernelSpec, why: str) -> MissError:
-        """Count a miss that may not compile; it is an event the first time only, since a program
-        may ask for it at each of its requests.
+        """The error of a miss that may not compile. It is no outcome to be counted, and an event
+        the first time only, since a program may ask for it at each of its requests.
         """
-        self.ledger.add(spec.kernel, "failed", 0.0)
         if spec not in self._refused:
             self._refused.add(spec)
             events.log.note("failed", spec.title, spec=spec, reason=f"MissError: {why}")

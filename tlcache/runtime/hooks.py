@@ -25,7 +25,7 @@ import wrapt
 from tlcache import targets
 from tlcache.errors import MissError
 from tlcache.fingerprint import key_environment
-from tlcache.runtime import origin, ownership, recorder
+from tlcache.runtime import events, origin, ownership, recorder
 from tlcache.runtime.counters import Outcome
 from tlcache.runtime.origin import Made, Origin
 from tlcache.runtime.process import process
@@ -298,6 +298,10 @@ def _settled(request: _Request, kernel: Any, error: BaseException | None) -> Non
     elif kernel is not None:
         recorder.met_unreplayable(name, _params(request.function), key, came.reason, came.remedy)
     outcome: Outcome
+    if isinstance(error, MissError):
+        told = _told(error)
+        events.log.note("failed", came.title, origin="foreign", workload=workload, reason=told)
+        return  # a refusal is no outcome
     if error is not None:
         outcome = "failed"
     elif request.compiling:

@@ -81,7 +81,7 @@ def met(
         _met.kernels.setdefault(key or recorded.identity(workload), kept)
         if place is not None:
             _met.places[place] = None
-    touch()
+    _touch()
     return kept
 
 
@@ -101,7 +101,7 @@ def met_unreplayable(
     kept = {name: value for name, value in entry.items() if value is not None}
     with _met.lock:
         _met.lost.setdefault(key or recorded.identity(kept), kept)
-    touch()
+    _touch()
 
 
 def document() -> Document:
@@ -160,11 +160,11 @@ def _operator(spec: KernelSpec) -> operators.Operator | None:
 def start(path: str | os.PathLike[str]) -> None:
     """Record into a file from here on, and what was met already; merge with what it holds."""
     _file.path = Path(os.path.abspath(path))
-    if _on_new not in on_new:
-        on_new.append(_on_new)
+    if _touch not in on_new:
+        on_new.append(_touch)
         atexit.register(flush)
         os.register_at_fork(after_in_child=_forked)
-    touch()
+    _touch()
 
 
 def recording() -> str | None:
@@ -172,7 +172,7 @@ def recording() -> str | None:
     return str(_file.path) if _file.path is not None else None
 
 
-def touch() -> None:
+def _touch() -> None:
     """Have what is new written soon."""
     if _file.path is None:
         return
@@ -185,9 +185,6 @@ def touch() -> None:
                 )
                 _file.thread.start()
     _at_end_of_worker()
-
-
-_on_new = touch
 
 
 def _write_on(changed: threading.Event) -> None:

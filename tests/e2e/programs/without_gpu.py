@@ -1,4 +1,4 @@
-"""For programs here: a host without a GPU that looks as if it had an H200, as far as compiling goes.
+"""For programs here: a host without a GPU that looks as if it had an H200, to a compiler.
 Tensors are on torch's meta device, and launches do nothing.
 """
 

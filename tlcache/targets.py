@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tlcache.errors import TargetError
 
 __all__ = ["CPU", "Target", "detect", "for_capability", "from_config", "from_name", "matches"]
-__all__ += ["note", "of_tvm", "parse"]
+__all__ += ["gpu", "note", "of_tvm", "parse"]
 
 _GPU_NAMES: dict[str, tuple[int, int]] = {
     "v100": (7, 0),
@@ -258,20 +258,43 @@ def detect(spelling: str = "auto") -> Target:
 
 
 def _driver_capability() -> tuple[int, int] | None:
+    found = gpu()
+    return (found["major"], found["minor"]) if found is not None else None
+
+
+# CU_DEVICE_ATTRIBUTE_… of cuda.h, under the names that torch has for them.
+_ATTRIBUTES = {
+    "major": 75,
+    "minor": 76,
+    "multi_processor_count": 16,
+    "warp_size": 10,
+    "max_threads_per_multi_processor": 39,
+    "regs_per_multiprocessor": 82,
+    "shared_memory_per_block": 8,
+    "shared_memory_per_block_optin": 97,
+    "shared_memory_per_multiprocessor": 81,
+    "L2_cache_size": 38,
+}
+
+
+def gpu() -> dict[str, int] | None:
+    """What the driver tells of the first visible GPU, under torch's names, sizes in bytes: no
+    torch, no CUDA context. None where there is none.
+    """
     import ctypes
 
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    device, count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    device, count, value = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
         return None
     if cuda.cuDeviceGet(ctypes.byref(device), 0):
         return None
-    # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h.
-    if cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device):
-        return None
-    if cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device):
-        return None
-    return major.value, minor.value
+    found = {}
+    for name, number in _ATTRIBUTES.items():
+        if cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device):
+            return None
+        found[name] = value.value
+    return found

@@ -1,8 +1,10 @@
-"""A host that has no GPU of the kind that a kernel is made for, and is to answer as if it had.
+"""A process without a GPU of the kind that a kernel is made for, which is to answer as if it had.
 
 Invariant: what is told is true of every GPU of that compute capability. What differs between such
 GPUs, as their number of multiprocessors, is not made up: who asks for that gets an error that says
-so. Where the host has a GPU of the very kind, that answers. This module imports TileLang and torch.
+so. Where the host has a GPU of the very kind, it is told what the driver says of that one. CUDA
+itself is never asked: to import TileLang has initialized the driver, and a process that was forked
+after that cannot use it. This module imports TileLang and torch.
 
 TileLang's `auto`, `cuda` and no target at all mean whatever GPU is there; without one, `auto` is an
 error, and `cuda` an architecture that nobody has. Elaborations ask torch, too.
@@ -20,6 +22,7 @@ from tilelang.backend.target import register_target_detector, register_target_no
 from tilelang.cuda.target import normalize_cuda_target
 from tvm.target import Target as TvmTarget
 
+from tlcache import targets
 from tlcache.errors import FactoryError
 from tlcache.targets import Target
 
@@ -38,11 +41,16 @@ _SHARED = {
 
 
 class _Properties:
-    """What a GPU's compute capability tells of it, under torch's names."""
+    """What a GPU's compute capability tells of it, under torch's names; all that the driver does
+    where it is the GPU of this host.
+    """
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self.major, self.minor = capability
         self.warp_size = 32
+        if _here is not None and (_here["major"], _here["minor"]) == capability:
+            vars(self).update(_here)
+            return
         if (kib := _SHARED.get(capability)) is not None:
             self.shared_memory_per_multiprocessor = kib * 1024
             self.shared_memory_per_block_optin = (kib - 1) * 1024
@@ -60,6 +68,7 @@ class _Pretence:
 
 
 _pretence = _Pretence()
+_here = targets.gpu()  # asked once, by whoever forks the workers: they cannot
 
 
 @contextmanager
@@ -70,7 +79,7 @@ def pretending(target: Target) -> Iterator[None]:
     told = {name: getattr(torch.cuda, name) for name in _asked}
     capability = _capability(target)
     _pretence.target = target
-    if capability is not None and not _is_here(capability):
+    if capability is not None:
         for name, answer in _asked.items():
             setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer(capability))
     try:
@@ -82,6 +91,7 @@ def pretending(target: Target) -> Iterator[None]:
 
 
 _asked = {
+    "is_available": lambda capability: _here is not None,
     "current_device": lambda capability: 0,
     "get_device_capability": lambda capability: capability,
     "get_device_properties": _Properties,
@@ -91,10 +101,6 @@ _asked = {
 def _capability(target: Target) -> tuple[int, int] | None:
     match = re.fullmatch(r"sm_(\d+)(\d)[af]?", target.name)
     return (int(match[1]), int(match[2])) if match is not None else None
-
-
-def _is_here(capability: tuple[int, int]) -> bool:
-    return bool(torch.cuda.is_available() and torch.cuda.get_device_capability() == capability)
 
 
 def _detected() -> Any:

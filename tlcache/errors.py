@@ -5,6 +5,7 @@
         TargetError              2   a target's spelling is unknown, or needs a GPU that is not here
         SpecError                2   a kernel spec is malformed
         ShapesError              2   shapes.json is missing, not JSON, or says something impossible
+        ConfigError              2   tlcache.toml or a variable sets what there is not, or wrongly
         FactoryError             2   a kernel's factory cannot be found or does not yield a kernel
         GradientError            2   a gradient was asked for through an operator that has none
       EnvironmentFault           3   this machine cannot do it
@@ -28,6 +29,7 @@ __all__ = [
     "CacheRootError",
     "CaptureError",
     "CompileError",
+    "ConfigError",
     "EnvironmentFault",
     "FactoryError",
     "GradientError",
@@ -86,6 +88,10 @@ class SpecError(UsageError):
 
 class ShapesError(UsageError):
     """A shapes document is missing, not JSON, or says something impossible."""
+
+
+class ConfigError(UsageError):
+    """A tlcache.toml, an environment variable or an option sets what there is not, or wrongly."""
 
 
 class FactoryError(UsageError):

@@ -30,6 +30,9 @@ STORE = [
     "tlcache.store.own_files", "tlcache.store.exposure", "tlcache.store.trash",
     "tlcache.cli.verify",
     "tlcache.store.prune", "tlcache.store.removal", "tlcache.store.candidates",
+    "tlcache.config", "tlcache.settings", "tlcache.cli.config", "tlcache.units",
+    "tlcache.units.rendering", "tlcache.units.files", "tlcache.units.manager",
+    "tlcache.cli.daemon", "tlcache.cli.daemon_units", "tlcache.cli.daemon_status",
     "tlcache.store.mapped", "tlcache.store.mounts", "tlcache.store.evictions", "tlcache.cli.prune",
 ]  # fmt: skip
 RUNTIME = [

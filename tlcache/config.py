@@ -13,39 +13,27 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tlcache.errors import ConfigError
-from tlcache.settings import FIELDS, Field, Origin, Settings, Unfit
 
-__all__ = ["NAMED", "SYSTEM", "Settings", "Source", "load", "misspelled", "sources", "value"]
+if TYPE_CHECKING:
+    from tlcache.settings import Field, Origin, Settings
+
+__all__ = ["NAMED", "SYSTEM", "Source", "load", "misspelled", "sources", "value"]
 
 NAMED = "TLCACHE_CONFIG"
 """The environment variable that names the one file to read, in place of the two."""
 
 SYSTEM = "/etc/tlcache/tlcache.toml"
 
+Source = tuple[str, str, "Mapping[str, object] | None"]
+"""A file that may set something: its layer (`system`, `user`, or `file`), its path, and what it
+says, or None where it is not there.
+"""
+
 _LONGEST = 1 << 20
 _ELSEWHERE = {"on_compile", "on_compile_from", "runtime_dir", "config"}
-
-
-class Source(NamedTuple):
-    """A file that may set something.
-
-    Attributes:
-        layer: `system`, `user`, or `file`.
-        path: Its path.
-        table: What it says; None where it is not there.
-    """
-
-    layer: str
-    path: str
-    table: Mapping[str, object] | None
-
-    @property
-    def origin(self) -> Origin:
-        """It as the origin of a value."""
-        return Origin(self.layer, self.path)
 
 
 def load(given: Mapping[str, object] | None = None, prefix: Path | None = None) -> Settings:
@@ -59,12 +47,14 @@ def load(given: Mapping[str, object] | None = None, prefix: Path | None = None) 
         ConfigError: A file cannot be read, is no TOML or belongs to somebody else; a key is not
             known; or a value is not of its key's form.
     """
-    _read.cache_clear()
+    from tlcache.settings import FIELDS, Origin, Settings
+
+    _files.cache_clear()
     layers = sources(prefix)
-    for source in layers:
-        for key in source.table or ():
+    for layer in layers:
+        for key in layer[2] or ():
             if key not in FIELDS:
-                raise _unknown(key, source)
+                raise _unknown(key, layer)
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     shadowed: dict[str, tuple[Origin, ...]] = {}
@@ -87,7 +77,12 @@ def value(name: str) -> Any:
     Raises:
         ConfigError: As for `load`, but for this key alone.
     """
-    for raw, origin in _said(FIELDS[name], sources(), None):
+    layers = sources()
+    if not any(layer[2] for layer in layers) and f"TLCACHE_{name.upper()}" not in os.environ:
+        return None  # the usual case, which a starting process has no time for
+    from tlcache.settings import FIELDS
+
+    for raw, origin in _said(FIELDS[name], layers, None):
         return _parsed(FIELDS[name], raw, origin)
     return None
 
@@ -103,23 +98,28 @@ def sources(prefix: Path | None = None) -> tuple[Source, ...]:
     """
     if prefix is not None:
         path = os.path.join(prefix, SYSTEM.lstrip("/"))
-        return (Source("system", path, _read(path)),)
-    named = os.environ.get(NAMED)
+        return (("system", path, _read(path)),)
+    environ = os.environ
+    return _files(environ.get(NAMED), environ.get("XDG_CONFIG_HOME"), environ.get("HOME"))
+
+
+@functools.lru_cache(maxsize=8)
+def _files(named: str | None, config_home: str | None, home: str | None) -> tuple[Source, ...]:
     if named:
-        table = _read(os.path.abspath(named))
+        path = os.path.abspath(named)
+        table = _read(path)
         if table is None:
             raise ConfigError(
                 f"{NAMED} is {named}, and there is no such file",
                 hint=f"`unset {NAMED}` to read {SYSTEM} and the user's file",
             )
-        return (Source("file", os.path.abspath(named), table),)
+        return (("file", path, table),)
     paths = [("system", SYSTEM)]
-    home = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(home):
-        home = os.path.expanduser("~/.config")
-    if os.path.isabs(home):
-        paths.append(("user", os.path.join(home, "tlcache", "tlcache.toml")))
-    return tuple(Source(layer, path, _read(path)) for layer, path in paths)
+    if not config_home or not os.path.isabs(config_home):
+        config_home = os.path.join(home or os.path.expanduser("~"), ".config")
+    if os.path.isabs(config_home):
+        paths.append(("user", os.path.join(config_home, "tlcache", "tlcache.toml")))
+    return tuple((layer, path, _read(path)) for layer, path in paths)
 
 
 def misspelled() -> dict[str, str]:
@@ -127,6 +127,8 @@ def misspelled() -> dict[str, str]:
     each with the name that was meant. They are no error, since others set variables, too.
     """
     import difflib
+
+    from tlcache.settings import FIELDS
 
     known = {field.variable for field in FIELDS.values()}
     known |= {f"TLCACHE_{name.upper()}" for name in _ELSEWHERE}
@@ -145,6 +147,8 @@ def _said(
     field: Field, layers: tuple[Source, ...], given: Mapping[str, object] | None
 ) -> Iterator[tuple[object, Origin]]:
     """What is said of a key, the highest layer first."""
+    from tlcache.settings import Origin
+
     raw = (given or {}).get(field.name)
     if raw is not None and raw != ():
         yield raw, Origin("command line", f"--{field.name.replace('_', '-')}")
@@ -152,13 +156,14 @@ def _said(
     # Kubernetes sets TLCACHE_METRICS_PORT=tcp://… where a Service is called tlcache-metrics.
     if text.strip() and not (field.name == "metrics_port" and text.startswith("tcp://")):
         yield text, Origin("environment", field.variable)
-    for source in reversed(layers):
-        if field.name in (source.table or ()):
-            assert source.table is not None
-            yield source.table[field.name], source.origin
+    for layer, path, table in reversed(layers):
+        if table is not None and field.name in table:
+            yield table[field.name], Origin(layer, path)
 
 
 def _parsed(field: Field, raw: object, origin: Origin) -> Any:
+    from tlcache.settings import Unfit
+
     if origin.where == "TILELANG_CACHE_DIR":
         return Path(str(raw))  # as TileLang takes it: relative, and with a ~ that is no home
     if field.optional and isinstance(raw, str) and raw.strip().lower() == "none":
@@ -196,7 +201,10 @@ def _shown(raw: object) -> str:
 def _unknown(key: str, source: Source) -> ConfigError:
     import difflib
 
-    held = (source.table or {})[key]
+    from tlcache.settings import FIELDS
+
+    _, path, table = source
+    held = (table or {})[key]
     meant = key.lower().replace("-", "_")
     near = difflib.get_close_matches(meant, FIELDS, 1)
     if near:
@@ -205,7 +213,7 @@ def _unknown(key: str, source: Source) -> ConfigError:
         hint = f"the keys stand at the top of the file, without a `[{_shown(key)[1:-1]}]`"
     else:
         hint = f"there are {', '.join(FIELDS)}"
-    return ConfigError(f"{source.path} has no key {_shown(key)} to set", hint=hint)
+    return ConfigError(f"{path} sets {_shown(key)}, which is no setting", hint=hint)
 
 
 def _default(name: str, values: Mapping[str, Any]) -> Any:
@@ -248,7 +256,6 @@ def _state_directory() -> str:
 # --- the files ---
 
 
-@functools.lru_cache(maxsize=8)
 def _read(path: str) -> Mapping[str, object] | None:
     """What a file says; None where there is none."""
     try:
@@ -258,15 +265,17 @@ def _read(path: str) -> Mapping[str, object] | None:
         return None
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
-    with os.fdopen(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise _unreadable(path, "it is no file")
         _check_writers(path, status)
-        try:
+        with open(fd, "rb", closefd=False) as file:
             content = file.read(_LONGEST + 1)
-        except OSError as error:
-            raise _unreadable(path, error.strerror or str(error)) from error
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    finally:
+        os.close(fd)
     if len(content) > _LONGEST:
         raise _unreadable(path, "it is larger than 1 MiB")
     return _table(path, content)

@@ -33,11 +33,11 @@ def show(json_wanted: bool) -> int:
             {
                 "files": [
                     {
-                        "layer": source.layer,
-                        "path": source.path,
-                        "present": source.table is not None,
+                        "layer": layer,
+                        "path": path,
+                        "present": table is not None,
                     }
-                    for source in config.sources()
+                    for layer, path, table in config.sources()
                 ],
                 "settings": {
                     name: {
@@ -64,9 +64,9 @@ def show(json_wanted: bool) -> int:
         ),
         spare=["OVER"],
     )
-    for source in config.sources():
-        told = "" if source.table is not None else " (not there)"
-        render.note(f"read: {render.home(Path(source.path))}{told}")
+    for _, path, table in config.sources():
+        told = "" if table is not None else " (not there)"
+        render.note(f"read: {render.home(Path(path))}{told}")
     for name, meant in config.misspelled().items():
         render.note(f"note: {name} is set, and nothing reads it; did you mean {meant}?")
     return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ import click
 
 from tlcache import config
 from tlcache.cli import options, render
+from tlcache.cli.daemon_status import scope_of, scoped
 from tlcache.errors import EnvironmentFault, UsageError
 from tlcache.units import files, manager
 from tlcache.units.files import Place, Step
-from tlcache.units.rendering import DAEMON, Scope, Wanted, templates
+from tlcache.units.rendering import DAEMON, Wanted
 from tlcache.units.rendering import render as rendered
 
 __all__ = ["COMMANDS"]
@@ -32,40 +33,19 @@ _VERBS = {
 }
 
 
-def _scoped(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option(
-        "--user",
-        "scope",
-        flag_value="user",
-        help="The service manager of your user; the default unless you are root.",
-    )(command)
-    return click.option(
-        "--system",
-        "scope",
-        flag_value="system",
-        help="The service manager of the machine; the default for root.",
-    )(command)
-
-
 _prefix = click.option(
     "--prefix", metavar="DIR", help="The root of an image, whose files they are; nothing is asked."
 )
 
 
-def _scope(scope: str | None) -> Scope:
-    if scope is None:
-        return "user" if os.geteuid() else "system"
-    return "user" if scope == "user" else "system"
-
-
 def _place(scope: str | None, prefix: str | None) -> Place:
     if prefix is not None and not os.path.isdir(prefix):
         raise UsageError(f"{prefix!r} is no directory", hint="`--prefix` is the root of an image")
-    return Place(_scope(scope), Path(os.path.abspath(prefix)) if prefix is not None else None)
+    return Place(scope_of(scope), Path(os.path.abspath(prefix)) if prefix is not None else None)
 
 
 @click.command("install")
-@_scoped
+@scoped
 @click.option(
     "--root",
     "roots",
@@ -192,7 +172,9 @@ def _check_executable(program: Path) -> None:
 
 def _roots(wanted: Wanted) -> str:
     paths = ", ".join(map(str, wanted.chosen_roots))
-    return f"watching {paths}" + ("" if wanted.passed_roots else " (of tlcache.toml)")
+    return f"watching {paths}" + (
+        "" if wanted.passed_roots or wanted.own_default else " (of tlcache.toml)"
+    )
 
 
 def _activate(place: Place, enable: bool, now: bool, changed: bool) -> None:
@@ -261,7 +243,7 @@ def _document(step: Step) -> dict[str, Any]:
 
 
 @click.command("uninstall")
-@_scoped
+@scoped
 @_prefix
 @click.option("--force", is_flag=True, help="Remove units that were changed by hand, too.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
@@ -297,126 +279,5 @@ def uninstall(
     return code
 
 
-@click.command("status")
-@_scoped
-@options.json_output
-def status(scope: str | None, json_wanted: bool) -> int:
-    """Say whether the units are installed, running, and what the daemon says of its health.
-
-    The exit code is 1 unless a daemon answers that it is well.
-    """
-    place = Place(_scope(scope))
-    settings = config.load()
-    rows = [_unit_row(place, name) for name, _ in templates(place.scope)]
-    health = _health(settings.socket)
-    missing = manager.absence(place.scope)
-    if json_wanted:
-        render.emit_json(
-            {
-                "scope": place.scope,
-                "manager": missing is None,
-                "units": rows,
-                "socket": os.fspath(settings.socket),
-                "health": health,
-            }
-        )
-    else:
-        render.table(
-            ["UNIT", "FILE", "VERSION", "STATE", "AT BOOT"],
-            (
-                [
-                    row["unit"],
-                    row["file"],
-                    row["version"] or "–",
-                    row["state"] or "–",
-                    row["enabled"] or "–",
-                ]
-                for row in rows
-            ),
-        )
-        if missing is not None:
-            render.note(f"note: {missing}")
-        _tell_health(settings.socket, health)
-    return 0 if health is not None and health.get("status") == "ok" else 1
-
-
-def _unit_row(place: Place, name: str) -> dict[str, Any]:
-    found = files.read(place.path(name))
-    told: dict[str, str] = {}
-    if not name.endswith(".conf") and "@" not in name and manager.absence(place.scope) is None:
-        told = manager.state(place.scope, name)
-    state = told.get("ActiveState")
-    return {
-        "unit": name,
-        "path": os.fspath(place.path(name)),
-        "file": {"ours": "installed", "link": "masked or a link"}.get(
-            found.standing, found.standing
-        ),
-        "version": found.version,
-        "state": f"{state} ({told.get('SubState')})" if state else None,
-        "enabled": told.get("UnitFileState") or None,
-    }
-
-
-def _health(path: Path) -> dict[str, Any] | None:
-    """What the daemon at a socket says of itself; None where none answers."""
-    import json
-    import socket
-    from http.client import HTTPConnection, HTTPException
-
-    class Local(HTTPConnection):
-        def connect(self) -> None:
-            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.sock.settimeout(3)
-            self.sock.connect(os.fspath(path))
-
-    connection = Local("localhost", timeout=3)
-    try:
-        connection.request("GET", "/healthz")
-        answer = json.loads(connection.getresponse().read(1 << 20))
-    except (OSError, HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()
-    return answer if isinstance(answer, dict) else None
-
-
-def _tell_health(path: Path, health: dict[str, Any] | None) -> None:
-    if health is None:
-        click.echo(f"no daemon answers at {path}")
-        return
-    click.echo(f"the daemon at {path} is {render.plain(str(health.get('status')))}")
-    checks = health.get("checks")
-    for check in checks if isinstance(checks, list) else []:
-        if isinstance(check, dict) and check.get("status") != "ok":
-            told = f"{check.get('name')}: {check.get('detail')}"
-            click.echo(f"{check.get('status', '?')!s:<10}{render.plain(told)}")
-
-
-@click.command("logs")
-@_scoped
-@click.option("--follow", "-f", is_flag=True, help="Go on showing what comes.")
-@click.option(
-    "--lines",
-    "-n",
-    type=click.IntRange(0),
-    default=100,
-    show_default=True,
-    help="The last so many.",
-)
-def logs(scope: str | None, follow: bool, lines: int) -> int:
-    """Show what the daemon and the timer's prunes have said, from the journal."""
-    chosen = _scope(scope)
-    missing = manager.absence(chosen)
-    if missing is not None:
-        raise EnvironmentFault(
-            f"{missing}, so there is no journal of the daemon",
-            hint="`tlcache daemon run` in a terminal says everything there",
-        )
-    command = manager.journal(chosen, [DAEMON[1], "tlcache-prune.service"], lines, follow)
-    sys.stdout.flush()
-    os.execvp(command[0], command)
-
-
-COMMANDS: tuple[click.Command, ...] = (install, uninstall, status, logs)
+COMMANDS: tuple[click.Command, ...] = (install, uninstall)
 """The subcommands, for the group."""

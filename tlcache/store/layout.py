@@ -78,7 +78,9 @@ def cache_root(override: str | os.PathLike[str] | None = None) -> Path:
         return Path(override)
     from tlcache import config
 
-    return config.load().cache_dir
+    if any(table for _, _, table in config.sources()):
+        return config.load().cache_dir  # which checks all keys of the files
+    return Path(default_root())
 
 
 def default_root() -> str:

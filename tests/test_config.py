@@ -267,8 +267,10 @@ _values = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False).map(repr)
     | st.text(max_size=20).map(lambda text: '"' + "".join(f"\\U{ord(c):08x}" for c in text) + '"')
     | st.sampled_from(["1979-05-27", "07:32:00", "inf", "nan", "0x10", "'5GiB'", "'none'"]),
-    lambda inner: st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")
-    | inner.map(lambda item: f"{{ x = {item} }}"),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")
+        | inner.map(lambda item: f"{{ x = {item} }}")
+    ),
     max_leaves=5,
 )
 

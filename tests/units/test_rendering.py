@@ -155,9 +155,7 @@ def test_every_root_is_writable_and_waited_for(wanted):
     ]
 
 
-def test_roots_of_a_file_are_read_by_the_daemon_and_not_given_to_it(
-    wanted, monkeypatch, tmp_path
-):
+def test_roots_of_a_file_are_read_by_the_daemon_and_not_given_to_it(wanted, monkeypatch, tmp_path):
     named = tmp_path / "named.toml"
     named.write_text('roots = ["/srv/a"]\ncache_dir = "/srv/mine"')
     monkeypatch.setenv("TLCACHE_CONFIG", str(named))

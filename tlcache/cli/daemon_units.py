@@ -268,8 +268,9 @@ def uninstall(
     )
     units = [step.name for step in goes if step.name.endswith((".service", ".socket", ".timer"))]
     if asked and units:
-        running = [] if place.prefix is not None else ["--now"]
-        manager.run(place, "disable", *running, *units)
+        if place.prefix is None:
+            manager.run(place, "stop", *(name.replace("@.", "@*.") for name in units))
+        manager.run(place, "disable", *units)
     files.apply(place, steps)
     if asked and place.prefix is None and units:
         manager.run(place, "daemon-reload")

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules are sound, and ask for nothing that the daemon does not measure."""
+"""The dashboard and the alert rules are sound, and ask for what the daemon measures only."""
 
 from __future__ import annotations
 

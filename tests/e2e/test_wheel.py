@@ -1,4 +1,4 @@
-"""The wheel has the units' templates, once, and a tlcache that was installed from it renders them."""
+"""The wheel has the units' templates, once; a tlcache that was installed from it renders them."""
 
 from __future__ import annotations
 
@@ -45,16 +45,13 @@ def test_an_installed_tlcache_renders_them(wheel, run, tmp_path):
     program = tmp_path / "tlcache"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    ran = run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-            "import tlcache; print(tlcache.__file__, file=sys.stderr)\n"
-            "from tlcache.cli import main; main()",
-            *("daemon", "install", "--user", "--dry-run", "--executable", str(program)),
-        ]
+    source = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
+        "import tlcache; print(tlcache.__file__, file=sys.stderr)\n"
+        "from tlcache.cli import main; main()"
     )
+    install = ["daemon", "install", "--user", "--dry-run", "--executable", str(program)]
+    ran = run([sys.executable, "-c", source, *install])
     assert ran.code == 0, ran.err
     assert str(tmp_path / "site") in ran.err
     assert f"ExecStart={program} daemon run" in ran.out

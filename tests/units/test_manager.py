@@ -1,5 +1,5 @@
-"""A service manager runs the units as they are installed. It is a real one, systemd's for a user, in
-namespaces of its own; the daemon is a program that says and hears what systemd has a daemon say.
+"""A service manager runs the units as they are installed. It is a real one, systemd's for a user,
+in namespaces of its own; the daemon is a program that says and hears what systemd has a daemon say.
 Root's has the privileges that the sandbox of the machine's units needs, so those run there, too.
 """
 
@@ -42,8 +42,8 @@ def daemon():
         said["own"] = works(lambda: open(os.environ["STATE_DIRECTORY"] + "/history", "w"))
         said["tmp"] = works(lambda: open(os.environ["TMPDIR"] + "/new", "w"))
         said["chown"] = works(lambda: os.chown(place + "/root", 1, 1))
-        said["status"] = dict(
-            line.rstrip("\\n").split(":\\t", 1) for line in open("/proc/self/status") if ":\\t" in line)
+        lines = open("/proc/self/status").read().splitlines()
+        said["status"] = dict(line.split(":\\t", 1) for line in lines if ":\\t" in line)
     def reload(*_):
         said["reloads"] += 1
     signal.signal(signal.SIGHUP, reload)
@@ -98,7 +98,9 @@ systemctl("kill", "--signal=KILL", "tlcached")
 until(lambda: systemctl("show", "-P", "MainPID", "tlcached").stdout.strip()
       not in ("0", found["pid"]), "a restart")
 found["after"] = health()
-found["again"] = tlcache("install", "--user", "--executable", program)
+found["again"] = tlcache("install", "--user", "--now", "--executable", program)
+found["changed"] = tlcache("install", "--user", "--now", "--executable", program, "--root", home)
+found["restarted"] = health()
 found["uninstall"] = tlcache("uninstall", "--user")
 found["state"] = systemctl("show", "-P", "LoadState", "tlcached").stdout.strip()
 found["left"] = [
@@ -194,6 +196,13 @@ def test_a_killed_daemon_is_started_again_and_answers_at_the_same_socket(session
 def test_an_install_that_changes_nothing_says_so(session):
     assert session["again"]["code"] == 0
     assert {line.split()[0] for line in session["again"]["out"].splitlines()} == {"kept"}
+    assert "enabled and started" in session["again"]["err"]
+
+
+def test_an_install_that_changes_something_has_the_daemon_run_with_it(session):
+    assert session["changed"]["code"] == 0, session["changed"]["err"]
+    assert "enabled and restarted" in session["changed"]["err"]
+    assert session["restarted"]["said"]["argv"][2] == "--root"
 
 
 def test_an_uninstall_stops_the_daemon_and_leaves_no_file(session):

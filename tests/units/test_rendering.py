@@ -208,8 +208,8 @@ def test_the_socket_is_where_the_settings_say_and_for_their_group(wanted):
 
 @pytest.mark.parametrize("scope", ["system", "user"])
 def test_no_placeholder_is_left(scope, wanted):
-    for given in (None, BOUNDS):
-        for unit in render(wanted(scope, given)):
+    for bounds in (None, BOUNDS):
+        for unit in render(wanted(scope, bounds)):
             assert re.findall(r"@[a-z_]+@", unit.text) == [], unit.name
 
 

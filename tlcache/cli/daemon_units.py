@@ -197,14 +197,19 @@ def _activate(place: Place, enable: bool, now: bool, changed: bool) -> None:
             name = "tlcache.sysusers.conf" if "sysusers" in command else "tlcache.tmpfiles.conf"
             if manager.ask([*command.split(), str(place.path(name))]) is None:
                 render.note(f"note: `{command} {place.path(name)}` failed")
+    stale = changed and manager.state(place.scope, DAEMON[1]).get("ActiveState") == "active"
     manager.run(place, "daemon-reload")
     if enable:
-        manager.run(place, "enable", *(["--now"] if now else []), *DAEMON)
-        render.note("enabled and started" if now else "enabled: it starts with the machine")
+        manager.run(place, "enable", *DAEMON)
+    if now:
+        manager.run(place, "restart" if stale else "start", *DAEMON)
+        render.note("enabled and restarted" if stale else "enabled and started")
+    elif stale:
+        render.note(f"hint: `systemctl {option}restart tlcached` has it run with what was written")
+    elif enable:
+        render.note("enabled: it starts with the " + ("session" if option else "machine"))
     else:
         render.note(f"hint: `systemctl {option}enable --now {' '.join(DAEMON)}` starts it")
-    if changed and manager.state(place.scope, DAEMON[1]).get("ActiveState") == "active" and not now:
-        render.note(f"hint: `systemctl {option}restart tlcached` has it run with what was written")
 
 
 def _show(steps: Sequence[Step], json_wanted: bool) -> None:

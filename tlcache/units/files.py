@@ -21,8 +21,8 @@ from tlcache import __version__
 from tlcache.errors import EnvironmentFault, UsageError
 from tlcache.units.rendering import CATALOG, Scope, Unit
 
-__all__ = ["Place", "Standing", "Step", "apply", "install", "read", "sealed", "uninstall"]
-__all__ += ["Action"]
+__all__ = ["Action", "Found", "Place", "Standing", "Step", "apply", "install", "read", "sealed"]
+__all__ += ["uninstall"]
 
 Standing = Literal["absent", "ours", "edited", "foreign", "link"]
 Action = Literal["write", "replace", "keep", "remove", "refuse"]

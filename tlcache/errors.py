@@ -6,6 +6,7 @@
         SpecError                2   a kernel spec is malformed
         ShapesError              2   shapes.json is missing, not JSON, or says something impossible
         ModelConfigError         2   a model's config.json is missing, or not one that is known here
+        ConfigError              2   tlcache.toml or a variable sets what there is not, or wrongly
         FactoryError             2   a kernel's factory cannot be found or does not yield a kernel
         GradientError            2   a gradient was asked for through an operator that has none
       EnvironmentFault           3   this machine cannot do it
@@ -32,6 +33,7 @@ __all__ = [
     "CacheRootError",
     "CaptureError",
     "CompileError",
+    "ConfigError",
     "EnvironmentFault",
     "FactoryError",
     "GradientError",
@@ -95,6 +97,10 @@ class ShapesError(UsageError):
 
 class ModelConfigError(UsageError):
     """A model's config.json is missing, of no known family, or says something impossible."""
+
+
+class ConfigError(UsageError):
+    """A tlcache.toml, an environment variable or an option sets what there is not, or wrongly."""
 
 
 class FactoryError(UsageError):

@@ -48,7 +48,7 @@ def _print_schema(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--jobs",
     type=click.IntRange(1),
-    help="Compiles at a time; by default what cores and memory allow.",
+    help="Compiles at a time; by default $TLCACHE_JOBS, else what cores and memory allow.",
 )
 @click.option(
     "--schedules",

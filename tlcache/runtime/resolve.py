@@ -298,6 +298,8 @@ def _current() -> Resolver:
     found = _resolvers.get(root)
     if found is None:
         with _resolvers_lock:
+            if not os.environ.get("TILELANG_CACHE_DIR") and root == layout.configured_root():
+                os.environ["TILELANG_CACHE_DIR"] = root  # TileLang reads no tlcache.toml
             found = _resolvers.setdefault(root, Resolver(root))
     return found
 

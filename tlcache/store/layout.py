@@ -27,6 +27,7 @@ from tlcache.errors import CacheRootError
 __all__ = [
     "EntryPlace",
     "cache_root",
+    "configured_root",
     "default_root",
     "entries",
     "holding",
@@ -68,11 +69,18 @@ def cache_root(override: str | os.PathLike[str] | None = None) -> Path:
         override: A directory named on the command line; it wins over the environment.
 
     Returns:
-        `override`, else $TILELANG_CACHE_DIR, else `~/.tilelang/cache`. As in TileLang, a `~` in the
-        variable is not expanded.
+        `override`, else $TILELANG_CACHE_DIR, else `cache_dir` of tlcache.toml, else
+        `~/.tilelang/cache`. As in TileLang, a `~` in the variable is not expanded.
+
+    Raises:
+        ConfigError: A tlcache.toml is not understood, whatever key it is.
     """
     if override is not None:
         return Path(override)
+    from tlcache import config
+
+    if any(table for _, _, table in config.sources()):
+        return config.load().cache_dir  # which checks all keys of the files
     return Path(default_root())
 
 
@@ -80,7 +88,20 @@ def default_root() -> str:
     """The root of the environment. A string: a process asks for it with each kernel that it
     resolves.
     """
-    return os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
+    named = os.environ.get("TILELANG_CACHE_DIR")
+    if named:
+        return named
+    return configured_root() or os.path.expanduser("~/.tilelang/cache")
+
+
+def configured_root() -> str | None:
+    """The root that tlcache.toml names; it counts where TILELANG_CACHE_DIR is not set, and TileLang
+    itself does not know of it.
+    """
+    from tlcache import config
+
+    found = config.value("cache_dir")
+    return os.fspath(found) if found is not None else None
 
 
 def caching_disabled() -> bool:

@@ -38,9 +38,16 @@ class _Worker:
 
 
 def default_jobs() -> int:
-    """As many workers as this process's cores, and the memory that is free, allow."""
+    """As many workers as is set, else as this process's cores, and the memory that is free,
+    allow.
+    """
     import psutil
 
+    from tlcache import config
+
+    if (chosen := config.value("jobs")) is not None:
+        assert isinstance(chosen, int)
+        return chosen
     cores = len(os.sched_getaffinity(0))
     quota = _cgroup("cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():

@@ -43,9 +43,10 @@ __all__ = ["command"]
 def command(
     record: str | None, on_compile: str | None, since: str | None, words: tuple[str, ...]
 ) -> int:
-    """Run a program with tlcache's hooks on TileLang, in it and in the processes that it starts.
+    """Run a program with hooks on TileLang, in it and in what it starts.
 
-    The program needs no change. Each process has an agent that `tlcache stats` asks.
+    The program needs no change: what it compiles is counted, recorded, and allowed or not. Each
+    process has an agent that `tlcache stats` asks.
     """
     if not words:
         raise UsageError(

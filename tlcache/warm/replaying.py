@@ -85,7 +85,7 @@ def _followed(spec: KernelSpec, targeted: bool) -> Any:
     given, schedule = _decoded(spec.workload), _decoded(spec.schedule)
     inner = _unwrapped(factory)
     if isinstance(inner, JITImpl):
-        return _adapted(inner, spec, targeted).compile(**given, **schedule)
+        return _called(_adapted(inner, spec, targeted), {**given, **schedule})
     if isinstance(inner, PrimFunc):
         return _compiled(inner, spec, schedule)
     if _takes(factory, "target"):
@@ -93,7 +93,7 @@ def _followed(spec: KernelSpec, targeted: bool) -> Any:
     made = factory(**given)
     inner = _unwrapped(made)
     if isinstance(inner, JITImpl):
-        return _adapted(inner, spec, targeted).compile(**schedule)
+        return _called(_adapted(inner, spec, targeted), schedule)
     if isinstance(inner, PrimFunc):
         return _compiled(inner, spec, schedule)
     return made
@@ -122,8 +122,6 @@ def _adapted(impl: Any, spec: KernelSpec, targeted: bool) -> Any:
     from tilelang.language.eager import JITFunc
 
     changes: dict[str, Any] = {}
-    if isinstance(function := impl.func, JITFunc):
-        changes["func"] = dataclasses.replace(function)
     if impl.target is None and not targeted:
         changes["target"] = spec.target.config
     if spec.pass_configs:
@@ -136,7 +134,18 @@ def _adapted(impl: Any, spec: KernelSpec, targeted: bool) -> Any:
         ]
     if spec.execution_backend != spec.target.execution_backend:
         changes["execution_backend"] = spec.execution_backend
+    if (changes or targeted) and isinstance(function := impl.func, JITFunc):
+        changes["func"] = dataclasses.replace(function)
     return dataclasses.replace(impl, **changes) if changes else impl
+
+
+def _called(impl: Any, given: dict[str, Any]) -> Any:
+    """The kernel that a JITImpl gives for a call. A lazy one keeps it; an eager one would
+    launch.
+    """
+    if impl.initialize_jit_mode(**given) == "lazy":
+        return impl(**given)
+    return impl.compile(**given)
 
 
 def _compiled(function: Any, spec: KernelSpec, given: Mapping[str, Any]) -> Any:

@@ -35,7 +35,7 @@ STORE = [
     "tlcache.models", "tlcache.models.config", "tlcache.models.parts", "tlcache.models.document",
     "tlcache.cli.shapes", "tlcache.agents", "tlcache.readings", "tlcache.advice",
     "tlcache.cli.stats", "tlcache.cli.top", "tlcache.cli.view", "tlcache.cli.overview",
-    "tlcache.cli.single", "tlcache.cli.live", "tlcache.cli.outside", "tlcache.store.outside",
+    "tlcache.cli.single", "tlcache.cli.live", "tlcache.cli.outside", "tlcache.store.outside", "tlcache.store.described",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",

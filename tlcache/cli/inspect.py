@@ -10,7 +10,7 @@ import click
 
 from tlcache.cli import ls, options, render
 from tlcache.errors import KernelError, UsageError
-from tlcache.store import entry, layout, record, scan, select, sources
+from tlcache.store import described, entry, layout, record, scan, select, sources
 from tlcache.store.entry import Entry
 
 __all__ = ["command"]
@@ -55,7 +55,7 @@ def command(
         render.emit_json(
             {
                 "root": str(root),
-                "entry": ls.as_json(one),
+                "entry": described.as_json(one),
                 "record": one.record.to_json() if one.record else None,
                 "sound": sound if one.record else None,
                 "kernels": [kernel._asdict() for kernel in one.facts.kernels],
@@ -143,7 +143,7 @@ def _facts(one: Entry, related: list[Entry], sound: bool) -> list[tuple[str, Any
     facts: list[tuple[str, Any]] = [
         ("key", one.place.key),
         ("path", one.place.path),
-        ("kind", ls.KINDS.get(one.place.kind, one.place.kind)),
+        ("kind", described.KINDS.get(one.place.kind, one.place.kind)),
         ("kernel", one.kernel or "unknown"),
         ("backend", one.backend or "unknown"),
         ("tilelang", one.place.tilelang or "unknown"),

@@ -174,6 +174,11 @@ class Filings:
         names = {one.filing.entry for one in changed if one is not None and one.filing is not None}
         return {os.path.join(self._root, name) for name in names}
 
+    def directories(self) -> set[str]:
+        """The directories of records that there were, each two digits."""
+        with self._lock:
+            return set(self._files)
+
     def at(self, location: str) -> frozenset[str]:
         """The paths of the records that point at a thing."""
         with self._lock:

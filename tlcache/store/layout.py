@@ -217,9 +217,13 @@ class Shelf(NamedTuple):
         """
         return _ITEMS[self.level](self, name, is_directory)
 
-    def whose(self, name: str) -> str:
-        """The name of the thing that a file belongs to: a checksum is a part of its cubin."""
-        return name.removesuffix(".sha256") if self.kind == "cuda-binary" else name
+    def touched(self, name: str) -> tuple[str, ...]:
+        """The names of what is another when a file in the directory is: a checksum is also a part
+        of the cubin beside it.
+        """
+        if self.kind == "cuda-binary" and name.endswith(".sha256"):
+            return name, name.removesuffix(".sha256")
+        return (name,)
 
     def closed(self) -> EntryPlace | None:
         """What it is itself where it cannot be listed; None for a root."""

@@ -15,6 +15,7 @@ import os
 import select
 import struct
 from collections.abc import Container
+from typing import TYPE_CHECKING
 
 from watchdog.observers.inotify_c import (
     InotifyConstants,
@@ -22,6 +23,9 @@ from watchdog.observers.inotify_c import (
     inotify_init,
     inotify_rm_watch,
 )
+
+if TYPE_CHECKING:
+    from watchdog.observers.inotify_c import WatchDescriptor
 
 __all__ = ["Changes", "Inotify"]
 
@@ -77,8 +81,8 @@ class Inotify:
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
         self._poll.register(self._awake, select.POLLIN)
-        self._paths: dict[int, set[str]] = {}
-        self._watches: dict[str, int] = {}
+        self._paths: dict[WatchDescriptor, set[str]] = {}
+        self._watches: dict[str, WatchDescriptor] = {}
         self._changes = Changes()
 
     def __len__(self) -> int:
@@ -116,7 +120,7 @@ class Inotify:
         for path in [path for path in self._watches if path not in wanted]:
             self._leave(path, self._watches.pop(path))
 
-    def _leave(self, path: str, watch: int) -> None:
+    def _leave(self, path: str, watch: WatchDescriptor) -> None:
         paths = self._paths.get(watch)
         if paths is None:
             return

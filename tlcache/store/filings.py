@@ -160,18 +160,19 @@ class Filings:
             name: The record's file; all where None.
 
         Returns:
-            The locations of the things that they pointed at, and point at now.
+            The locations of the things that they pointed at, and point at now, whether or not
+            anything changed: another thread may have seen it before.
         """
         with self._lock:
             before = self._files.get(directory, {})
             if name is None:
                 self._read(directory)
-                after = self._files[directory]
+                keys = {*before, *self._files[directory]}
             else:
-                after = self._again(directory, name)
-            keys = [key for key in {*before, *after} if before.get(key) is not after.get(key)]
-            changed = [files.get(key) for key in keys for files in (before, after)]
-        names = {one.filing.entry for one in changed if one is not None and one.filing is not None}
+                self._again(directory, name)
+                keys = {name.removesuffix(".json")}
+            filed = (files.get(key) for key in keys for files in (before, self._files[directory]))
+            names = {one.filing.entry for one in filed if one is not None and one.filing}
         return {os.path.join(self._root, name) for name in names}
 
     def directories(self) -> set[str]:
@@ -226,10 +227,10 @@ class Filings:
                 now[key] = self._file(key, item.path, status, before.get(key))
         self._put(directory, before, now)
 
-    def _again(self, directory: str, name: str) -> dict[str, _File]:
-        before, key = self._files.get(directory, {}), _key(directory, name)
+    def _again(self, directory: str, name: str) -> None:
+        before, key = self._files.setdefault(directory, {}), _key(directory, name)
         if key is None:
-            return before
+            return
         now = {other: file for other, file in before.items() if other != key}
         path = self._path(key)
         try:
@@ -239,7 +240,6 @@ class Filings:
         except OSError:
             pass  # it has vanished
         self._put(directory, before, now)
-        return now
 
     def _put(self, directory: str, before: dict[str, _File], now: dict[str, _File]) -> None:
         for key, gone in before.items():

@@ -6,7 +6,8 @@
 Whole processes of `ls` without and with a scan cache and of `prune --dry-run`, as ratios to
 `find ROOT -type f -printf '%s\\n'`, in turn, with a warm page cache. The root is made of the real
 entries in `tests/store/fixtures/mixed_root.tar.xz`: each a copy of one of them under a key of its
-own, its library's content made distinct.
+own, its library's content made distinct. With `--records`, that share of them has a record, as
+`tlcache warm` files them.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ METHOD = (
 )
 
 
-def make(root: Path, count: int, place: Path) -> None:
-    """Fill a root with `count` kernel entries of three TileLang releases.
+def make(root: Path, count: int, place: Path, records: float = 0.0) -> None:
+    """Fill a root with `count` kernel entries of three TileLang releases, a share of them recorded.
 
     Raises:
         Failure: The fixture is not there, or holds no kernels.
@@ -53,9 +54,8 @@ def make(root: Path, count: int, place: Path) -> None:
     for library in sorted(place.rglob("kernels/*/*.so")):
         if library.name in LIBRARIES and library.stat().st_size < 200_000:
             entry = library.parent
-            parts = entry.parts
             files = {file.name: file.read_bytes() for file in entry.iterdir() if file.is_file()}
-            models.append((Path(*parts[parts.index("kernels") - 2 : -1]), files))
+            models.append((entry.relative_to(place).parent, files))
     if not models:
         raise Failure(f"{FIXTURE} holds no kernels")
     for number in range(count):
@@ -67,6 +67,47 @@ def make(root: Path, count: int, place: Path) -> None:
             entry.joinpath(name).write_bytes(
                 data + key[:16].encode() if name in LIBRARIES else data
             )
+        if number % 100 < 100 * records:
+            _record(root, where / key, number)
+
+
+def _record(root: Path, entry: Path, number: int) -> None:
+    """File a record of rms_norm for an entry, one workload after the other."""
+    from tlcache import targets
+    from tlcache.spec import KernelSpec
+    from tlcache.store import record
+    from tlcache.store.record import Launch, Library, Param, Record
+
+    rows, size = number % 1024 + 1, 1024 * (number % 7 + 1)
+    target = targets.for_capability(9, 0)
+    spec = KernelSpec(
+        "ops.kernels.rms_norm:rms_norm",
+        {"M": rows, "N": size, "eps": 1e-5 + number * 1e-9, "dtype": "bfloat16"},
+        {"block_m": 1, "threads": 256},
+        target,
+    )
+    (library,) = (root / entry).glob("*.so")
+    data, key = library.read_bytes(), hashlib.sha256(f"record {number}".encode()).hexdigest()
+    params = (
+        Param("x", "bfloat16", (rows, size)),
+        Param("w", "bfloat16", (size,)),
+        Param("y", "bfloat16", (rows, size)),
+    )
+    made = Record(
+        action_key=key,
+        spec=spec,
+        entry=str(entry),
+        library=Library(library.name, len(data), hashlib.sha256(data).hexdigest()),
+        launch=Launch("tvm_ffi", "main", params, (2,), ()),
+        versions={"tilelang": "0.1.15", "tvm_ffi": "0.1.12", "platform": "linux-x86_64"},
+        toolkit={"nvcc": "13.0.88", "host_compiler": "g++ 12.2.0", "driver": None},
+        source_digest=hashlib.sha256(b"source").hexdigest(),
+        compile_seconds=2.0,
+        created="2026-01-31T12:00:00+00:00",
+    )
+    path = Path(record.layout.record_path(root, key))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(record.encode(made.to_json()))
 
 
 def _run(command: list[str], env: dict[str, str], out: Path) -> dict[str, float]:
@@ -90,7 +131,7 @@ def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     if not root.exists():
         method.note(f"making {options.entries} entries")
         root.mkdir(mode=0o700)
-        make(root, options.entries, place / "fixture")
+        make(root, options.entries, place / "fixture", options.records / 100)
     cache = place / "scan"
     env = method.environment(root, TLCACHE_SCAN_CACHE=str(cache / "scan.sqlite"))
     commands = {
@@ -116,7 +157,7 @@ def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
                 samples[name].append(sample)
     method.note("")
     listed = (place / "out" / "second").read_text(encoding="utf-8").count("\n") - 1
-    return {"entries": listed, "samples": samples}
+    return {"entries": listed, "records_percent": options.records, "samples": samples}
 
 
 def _report(options: argparse.Namespace, measured: dict[str, Any]) -> None:
@@ -161,6 +202,7 @@ def _report(options: argparse.Namespace, measured: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Listing and planning on a large cache root.")
     parser.add_argument("--entries", type=method.positive, default=60_000)
+    parser.add_argument("--records", type=int, default=0, help="percent of them with a record")
     parser.add_argument("--rounds", type=method.positive, default=3)
     parser.add_argument("--root", metavar="DIR", help="use this root instead of making one")
     parser.add_argument("--json", metavar="FILE", help="write all samples here")

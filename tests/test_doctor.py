@@ -101,7 +101,8 @@ def test_the_file_system_of_a_path_is_that_of_the_innermost_mount(
 ):
     (tmp_path / "mountinfo").write_text(MOUNTS.lstrip())
     monkeypatch.setattr(doctor, "MOUNTS", str(tmp_path / "mountinfo"))
-    assert doctor.mount_of(place) == (kind, read_only)
+    found = doctor.mount_of(place)
+    assert (found.kind, found.read_only) == (kind, read_only)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1 2 3 4 / - ", "a b c d e f - \n"])

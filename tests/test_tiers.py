@@ -13,7 +13,7 @@ STORE = [
     "tlcache", "tlcache.spec", "tlcache.targets", "tlcache.closure", "tlcache.modules",
     "tlcache.fingerprint",
     "tlcache.operators", "tlcache.errors", "tlcache.agent", "tlcache.sources",
-    "tlcache.store.sockets", "tlcache.store.layout", "tlcache.store.entry",
+    "tlcache.store.sockets", "tlcache.store.layout", "tlcache.store.entry", "tlcache.store.filings",
     "tlcache.store.record", "tlcache.store.trust", "tlcache.store.locks",
     "tlcache.store.closures", "tlcache.store.files", "tlcache.cli",
     "tlcache.cli.ls", "tlcache.cli.inspect", "tlcache.cli.signals", "tlcache.cli.warm",

@@ -217,6 +217,28 @@ def test_a_workload_that_nobody_compiled_has_no_record_and_the_others_are_named(
     assert "there are M=1 N=64" in found.detail
 
 
+def test_the_nearest_workloads_are_named_and_the_kernel_for_any_number_of_rows(root):
+    workload = SPEC.to_json()["workload"]
+    one = filed(root)
+    for number, changes in enumerate([{"M": 7, "N": 96}, {"M": 3, "N": 128, "eps": 0.5}]):
+        key = f"{number}" * 64
+        record.write(
+            root,
+            dataclasses.replace(
+                one, action_key=key, spec=spec_but(workload={**workload, **changes})
+            ),
+        )
+    detail = cause(root, spec_but(workload={**workload, "M": 2})).detail
+    assert detail.index("M=1 N=64") < detail.index("M=7 N=96") < detail.index("M=3 N=128")
+    assert "any M" not in detail
+    dynamic = spec_but(workload={**workload, "M": "dynamic"})
+    record.write(root, dataclasses.replace(one, action_key="d" * 64, spec=dynamic))
+    detail = cause(root, spec_but(workload={**workload, "M": 2})).detail
+    assert 'the one for any M serves it where an op has rows="auto"' in detail
+    detail = cause(root, spec_but(workload={**workload, "M": 2, "N": 96})).detail
+    assert "any M" not in detail
+
+
 def test_an_empty_root_and_a_root_that_is_not_there_have_no_record(cache_root):
     assert "there is no cache root" in cause(cache_root).detail
     cache_root.mkdir()

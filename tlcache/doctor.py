@@ -14,16 +14,16 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from tlcache import fingerprint, targets
 from tlcache.errors import RuntimeLibraryError, TargetError, UntrustedRootError
 from tlcache.store import checkup, layout, mounts
 from tlcache.store.checkup import Contents, Finding, Here
+from tlcache.store.mounts import Mount
 from tlcache.store.trust import Trust
 from tlcache.warm import toolchain
 
-__all__ = ["MOUNTS", "Mount", "examine", "here", "mount_of"]
+__all__ = ["MOUNTS", "examine", "here", "mount_of"]
 __all__ += [
     "access",
     "caching",
@@ -36,8 +36,6 @@ __all__ += [
 ]
 
 MOUNTS = "/proc/self/mountinfo"
-_NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|smbfs|lustre|ceph|gpfs|beegfs|glusterfs|9p|afs|fuse\..*")
-_LOCAL_FUSE = ("fuse.fuse-overlayfs", "fuse.ntfs-3g", "fuse.exfat")
 _SCARCE, _FULL = 2**30, 32 * 2**20
 _LIBRARIES = ("libtvm_runtime.so", "libtilelang.so")
 
@@ -150,17 +148,9 @@ def caching() -> Finding:
     return Finding("ok", "caching", "on")
 
 
-class Mount(NamedTuple):
-    """A mounted file system: its kind, and whether it is mounted for reading only."""
-
-    kind: str
-    read_only: bool
-
-
 def mount_of(place: str) -> Mount | None:
     """The file system that a directory is on; None where the kernel does not tell."""
-    found = mounts.holding(place, mounts.read(MOUNTS))
-    return None if found is None else Mount(found.kind, "ro" in found.options.split(","))
+    return mounts.holding(place, mounts.read(MOUNTS))
 
 
 def file_system(root: Path) -> Finding:
@@ -168,7 +158,7 @@ def file_system(root: Path) -> Finding:
     place = _existing(root)
     mounted = mount_of(place)
     kind = mounted.kind if mounted is not None else "unknown"
-    networked = _NETWORK.fullmatch(kind) is not None and kind not in _LOCAL_FUSE
+    networked = mounted is not None and mounted.is_shared
     told = f"{'network' if networked else 'local'} {kind}"
     if kind == "tmpfs":
         told += " (in memory: it is lost at a restart)"

@@ -181,9 +181,15 @@ class Reader:
         filed = self._records(self.root, spec.kernel)
         if not filed:
             return f"no record of {spec.kernel} in {self.root}"
-        workloads = sorted({one.spec.workload_text for one in filed})
-        shown = ", ".join(workloads[:3]) + (" …" if len(workloads) > 3 else "")
-        return f"no record of this workload; there are {shown}"
+        apart = {one.spec.workload_text: _apart(one.spec, spec) for one in filed}
+        nearest = sorted(apart, key=lambda text: (len(apart[text]), text))
+        shown = ", ".join(nearest[:3]) + (" …" if len(nearest) > 3 else "")
+        told = f"no record of this workload; there are {shown}"
+        for one in filed:
+            dynamic = one.spec.workload.get("M") == "dynamic" and one.spec.target == spec.target
+            if dynamic and _apart(one.spec, spec) == {"M"}:
+                return told + '; the one for any M serves it where an op has rows="auto"'
+        return told
 
     # --- the nearest record ---
 
@@ -305,6 +311,17 @@ _FIELDS: tuple[tuple[Kind, str], ...] = (
 
 def _text(spec: KernelSpec, field: str) -> str:
     return json.dumps(spec.to_json()[field], sort_keys=True, separators=(",", ":"))
+
+
+def _apart(one: KernelSpec, other: KernelSpec) -> set[str]:
+    """The fields in which two workloads differ."""
+    missing = object()
+    names = {*one.workload, *other.workload}
+    return {
+        name
+        for name in names
+        if one.workload.get(name, missing) != other.workload.get(name, missing)
+    }
 
 
 def _family(target: str) -> str:

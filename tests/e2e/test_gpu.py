@@ -218,3 +218,45 @@ def test_the_example_serves_on_the_gpu_and_its_second_start_compiles_nothing(run
     assert (first["kernels_compiled"], second["kernels_compiled"]) == (1, 0)
     assert (first["tilelang_imported"], second["tilelang_imported"]) == (True, False)
     print(first, second)
+
+
+def test_a_prune_spares_what_a_gpu_process_has_loaded_and_its_graphs_go_on(
+    python, baked, cache_root
+):
+    shutil.copytree(baked, cache_root)
+    done = python(
+        PRELUDE.format(shapes=str(SHAPES))
+        + """
+import subprocess
+from tlcache.store import record
+
+def entry(spec):
+    found = record.read(os.environ["TILELANG_CACHE_DIR"], spec.action_key())
+    return None if found is None else found.entry
+
+loaded = [spec for spec in wanted if spec.name in ("rms_norm", "gemm")]
+calls = [runtime.resolve(spec, on_miss="error").call for spec in loaded]
+for spec, call in zip(loaded, calls):
+    right(spec, call)
+kept = {entry(spec) for spec in loaded}
+spec, call = next((s, c) for s, c in zip(loaded, calls) if type(s.workload["M"]) is int)
+operator = operators.get(spec.name)
+inputs = operator.example(operator.workload(**spec.workload), spec.workload["M"], "cuda")
+want = call(*inputs)
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    got = call(*inputs)
+command = [sys.executable, "-c", "from tlcache.cli import main; main()", "prune", "--yes"]
+pruned = subprocess.run([*command, "--target", "sm90"], capture_output=True, text=True)
+assert f"loaded by pid {os.getpid()}" in pruned.stdout + pruned.stderr, pruned
+assert {entry(spec) for spec in wanted} - {None} == kept and len(kept) < len(wanted)
+graph.replay()
+torch.testing.assert_close(got, want, rtol=0, atol=0)
+for spec, call in zip(loaded, calls):
+    right(spec, call)
+print("RESULT", len(wanted), len(kept))
+"""
+    )
+    assert done.code == 0, done.err
+    print(done.out)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tlcache.store import entry, layout, record, scan
 from tlcache.store.entry import EntryParam
+from tlcache.store.filings import Filing
 from tlcache.store.layout import EntryPlace
 
 SHARED = settings(
@@ -83,7 +84,7 @@ def written(place, **files):
         content = json.dumps(content) if isinstance(content, dict | list) else content
         data = content.encode() if isinstance(content, str) else content
         (place.path / name).write_bytes(data)
-    return entry.read(place, None)
+    return entry.read(place)
 
 
 # --- without a record ---
@@ -141,11 +142,11 @@ def test_an_entrys_dates_are_those_of_its_directory_and_its_library_in_utc(place
     written(place, executable__so=b"x", params__json=GRAPH)
     os.utime(place.path / "executable.so", (2_000_000_000, 1_500_000_000))
     os.utime(place.path, (1, 1_600_000_000))
-    found = entry.read(place, None)
+    found = entry.read(place)
     assert found.created == datetime(2020, 9, 13, 12, 26, 40, tzinfo=timezone.utc)
     assert found.last_used == datetime(2033, 5, 18, 3, 33, 20, tzinfo=timezone.utc)
     os.utime(place.path / "executable.so", (1, 1_500_000_000))
-    assert entry.read(place, None).last_used == datetime(2017, 7, 14, 2, 40, tzinfo=timezone.utc)
+    assert entry.read(place).last_used == datetime(2017, 7, 14, 2, 40, tzinfo=timezone.utc)
 
 
 def test_a_date_that_no_calendar_has_is_none(mounted):
@@ -155,19 +156,19 @@ def test_a_date_that_no_calendar_has_is_none(mounted):
     (path / "executable.so").write_bytes(b"x")
     for item in (path / "executable.so", path):
         os.utime(item, (2**50, 2**50))
-    found = entry.read(EntryPlace(KEY, str(path), None, None), None)
+    found = entry.read(EntryPlace(KEY, str(path), None, None))
     assert (found.library, found.created, found.last_used) == ("executable.so", None, None)
 
 
 def test_an_entry_that_has_vanished_is_all_none(place):
     place.path.rmdir()
-    found = entry.read(place, None)
+    found = entry.read(place)
     assert (found.backend, found.library, found.kernel, found.params) == (None,) * 4
     assert (found.bytes, found.created, found.last_used) == (0, None, None)
 
 
 def test_an_empty_entry_is_none_but_for_its_date(place):
-    found = entry.read(place, None)
+    found = entry.read(place)
     assert (found.backend, found.kernel, found.params, found.bytes) == (None, None, None, 0)
     assert found.created is not None
 
@@ -177,7 +178,7 @@ def test_links_directories_and_pipes_are_not_an_entrys_files(place, tmp_path):
     (place.path / "executable.so").symlink_to(tmp_path / "outside")
     (place.path / "device_kernel.cu").mkdir()
     os.mkfifo(place.path / "params.json")
-    found = entry.read(place, None)
+    found = entry.read(place)
     assert (found.backend, found.kernel, found.params, found.bytes) == (None, None, None, 0)
 
 
@@ -277,7 +278,7 @@ def test_params_with_any_value_anywhere_are_none_or_parameters(place, index, key
 def test_an_entry_with_a_record_tells_what_the_record_does(filed):
     record.write(filed.root, filed.record)
     (found,) = scan.scan(filed.root)
-    assert found.record == filed.record
+    assert found.record == Filing.of(filed.record)
     assert (found.kernel, found.target, found.backend) == ("rms_norm", "cpu", "cython")
     assert found.params == (
         EntryParam("float32", ("rows", 64)),
@@ -296,7 +297,7 @@ def test_an_entrys_record_is_the_newest_that_points_at_it(filed):
     ):
         record.write(filed.root, made)
     (found,) = scan.scan(filed.root)
-    assert found.record == newest
+    assert found.record == Filing.of(newest)
 
 
 def test_a_record_of_an_entry_that_is_gone_is_no_entry(filed):
@@ -341,7 +342,7 @@ def test_a_root_is_scanned_by_a_relative_path_too(filed, monkeypatch):
     record.write(filed.root, filed.record)
     monkeypatch.chdir(filed.root.parent)
     (found,) = scan.scan(Path("root"))
-    assert found.record == filed.record
+    assert found.record == Filing.of(filed.record)
 
 
 def test_what_tilelang_writes_tells_the_same_as_its_record(tlcache, shapes, cache_root):

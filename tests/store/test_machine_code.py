@@ -137,7 +137,7 @@ def place(tmp_path):
 def test_each_releases_sources_are_found_by_their_side(place, names, device, host):
     for name in names:
         (place.path / name).write_text(f"// {name} ü")
-    found = entry.read(place, None)
+    found = entry.read(place)
     for side, index in (("device", device), ("host", host)):
         told = sources.read(found, side)
         if index is None:
@@ -152,10 +152,10 @@ def test_links_and_pipes_are_no_sources(place, tmp_path):
     (place.path / "device_kernel.cu").symlink_to(secret)
 
     os.mkfifo(place.path / "host_kernel.cu")
-    found = entry.read(place, None)
+    found = entry.read(place)
     assert [sources.read(found, side) for side in sources.SIDES] == [None, None]
 
 
 def test_a_source_that_is_no_text_is_shown_as_far_as_it_is(place):
     (place.path / "kernel.cu").write_bytes(b"int \xff\xfe;")
-    assert sources.read(entry.read(place, None), "device").text == "int ��;"
+    assert sources.read(entry.read(place), "device").text == "int ��;"

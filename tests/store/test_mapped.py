@@ -171,6 +171,12 @@ def test_a_network_file_system_is_known_by_its_type(mountinfo, kind):
     assert mapped.network("/database/cache") is None
 
 
+@pytest.mark.parametrize("kind", ["ext4", "overlay", "fuseblk", "fuse.fuse-overlayfs"])
+def test_a_local_file_system_is_known_by_its_type(mountinfo, kind):
+    mountinfo(("/", "nfs4", ""), ("/data", kind, ""))
+    assert mapped.network("/data/cache") is None
+
+
 def test_the_innermost_mount_counts_and_of_two_on_one_place_the_last(mountinfo):
     mountinfo(("/", "nfs4", ""), ("/a\\040b", "ext4", ""), ("/c", "nfs", ""), ("/c", "fuseblk", ""))
     assert mapped.network("/a b/cache") is None

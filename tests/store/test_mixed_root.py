@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from tlcache.store import binary, device_code, entry, layout, scan
+from tlcache.store import binary, device_code, entry, layout, scan, scan_cache
 from tlcache.store.device_code import DeviceKernel
 from tlcache.store.elf import Elf
 
@@ -87,7 +87,7 @@ def test_every_entry_of_every_release_tells_what_it_is(mixed):
 
 
 def test_a_second_scan_tells_the_same_as_the_first(mixed, monkeypatch):
-    monkeypatch.setattr(scan, "_SETTLED", -1e9)
+    monkeypatch.setattr(scan_cache, "_SETTLED", -1e9)
     first = list(scan.scan(mixed))
     monkeypatch.setattr(entry, "facts_of", None)
     assert list(scan.scan(mixed)) == first

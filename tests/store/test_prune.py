@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.store.conftest import RECORD
@@ -125,7 +125,15 @@ def test_a_target_goes_with_its_cubins_and_its_records(mixed):
     assert not any(path.exists() for path in paths)
     assert not list(mixed.glob("0.1.14/cuda-binaries/56aa*"))
     _, done = run(mixed, targets=("sm80",))
-    assert short(done.gone) == sorted(["5cbf", "6756", "cb47", "d7de", "e9ec", "f758"])
+    assert short(done.gone) == sorted(["5cbf", "cb47", "d7de", "e9ec"])
+
+
+def test_a_fat_binary_goes_only_with_all_of_its_targets(mixed):
+    made = plan(mixed, targets=("sm80",))
+    assert {one.why for one in made.stays} == {"also for sm_90"}
+    assert short(made.stays) == ["f758"]
+    assert {"6756", "f758"} <= set(short(plan(mixed, targets=("sm80", "sm_90")).goes))
+    assert {"6756", "f758"} <= set(short(plan(mixed, tilelang="==0.1.15").goes))
 
 
 def test_the_bytes_are_those_that_the_disk_gains(mixed):
@@ -206,8 +214,11 @@ def test_a_size_that_cannot_be_reached_says_by_how_much(mixed):
 
 def test_a_size_with_a_filter_is_for_what_the_filter_means(mixed):
     made = plan(mixed, max_size=0, targets=("sm_90",), tilelang="==0.1.15")
-    assert short(made.goes) == sorted(["a80a", "ee3f", "f758", "6756"])
-    assert made.over == 0
+    assert short(made.goes) == sorted(["a80a", "ee3f"])
+    (fat,) = made.stays
+    binary = the(mixed, "6756", "cuda-binaries")
+    assert fat.why == "also for sm_80"
+    assert made.over == fat.candidate.physical + candidates.snapshot(str(binary)).physical
 
 
 def test_files_that_have_a_name_elsewhere_free_nothing(cache_root, tmp_path):
@@ -335,8 +346,8 @@ def test_roots_below_a_base_are_pruned_each_by_itself(cache_root, mixed_root, tm
     assert done.gone == ()
     assert stray.exists()  # it is for the CPU
     _, done = run(base, targets=("sm80",))
-    assert len(done.gone) == 16
-    assert len(evictions.recent(base / "one")) == len(evictions.recent(base / "two")) == 5
+    assert len(done.gone) == 12
+    assert len(evictions.recent(base / "one")) == len(evictions.recent(base / "two")) == 4
     assert not (base / "tlcache").exists()
 
 
@@ -590,6 +601,8 @@ things = st.sampled_from(["file", "directory", "link out", "link in", "fifo", "e
 
 @HYPOTHESIS
 @given(st.lists(st.tuples(st.lists(names, min_size=1, max_size=5), things), max_size=12))
+@example([(["kernels"], "file"), (["tlcache"], "link out")])
+@example([(["tlcache", "locks"], "link out")])
 def test_whatever_lies_in_a_root_only_what_the_plan_names_is_deleted(
     cache_root, tmp_path_factory, made
 ):

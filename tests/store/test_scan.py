@@ -342,7 +342,7 @@ def test_damage_to_any_file_of_any_entry_never_stops_a_scan(files, tmp_path_fact
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(whole if other == name else content)
     for place in layout.places(root):
-        sound(entry.read(place, None).facts)
+        sound(entry.read(place).facts)
     shutil.rmtree(root)
 
 
@@ -427,7 +427,7 @@ def test_any_tree_of_files_is_listed_and_left_as_it_is(tmp_path_factory, tree):
 
     before = look()
     for place in layout.places(root):
-        sound(entry.read(place, None).facts)
+        sound(entry.read(place).facts)
     assert look() == before
     shutil.rmtree(root)
 

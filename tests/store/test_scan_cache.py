@@ -18,7 +18,7 @@ FIXTURE = Path(__file__).parent / "fixtures" / "mixed_root.tar.xz"
 @pytest.fixture
 def root(cache_root, monkeypatch):
     """A root of several kernels, old enough to be kept; `read` counts those that are read."""
-    monkeypatch.setattr(scan, "_SETTLED", -1e9)
+    monkeypatch.setattr(scan_cache, "_SETTLED", -1e9)
     with tarfile.open(FIXTURE) as archive:
         for member in archive:
             if "0.1.14" in member.name:
@@ -112,7 +112,7 @@ def test_an_entry_that_was_replaced_by_another_is_read_anew(root, read):
 
 
 def test_what_is_young_is_not_kept(root, read, monkeypatch):
-    monkeypatch.setattr(scan, "_SETTLED", 3600.0)
+    monkeypatch.setattr(scan_cache, "_SETTLED", 3600.0)
     assert scanned(root, read)[1] == scanned(root, read)[1] == ALL
 
 

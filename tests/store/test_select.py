@@ -16,6 +16,7 @@ from tlcache.errors import TlcacheError, UsageError
 from tlcache.spec import KernelSpec
 from tlcache.store import layout, scan, select
 from tlcache.store.entry import Entry, EntryParam, Facts
+from tlcache.store.filings import Filing
 from tlcache.store.layout import EntryPlace
 from tlcache.store.select import Filter
 from tlcache.targets import Target
@@ -31,7 +32,9 @@ def kernel(key=KEY, tilelang="0.1.15", kind="kernel", filed=None, **changes):
     )
     facts = Facts("rms", (EntryParam("float16", (1, 2)),), ("sm_90a",), "13.0.88", "x86_64")
     created, used = NOW - timedelta(days=20), NOW - timedelta(days=10)
-    one = Entry(place, "executable.so", 1000, created, used, facts, None, filed)
+    one = Entry(
+        place, "executable.so", 1000, created, used, facts, None, filed and Filing.of(filed)
+    )
     known = {name: changes.pop(name) for name in list(changes) if name in Facts._fields}
     return dataclasses.replace(one, facts=facts._replace(**known), **changes)
 

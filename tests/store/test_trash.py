@@ -23,6 +23,11 @@ def root(tmp_path):
     return root
 
 
+def _identity(path: Path) -> tuple[int, int]:
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
+
+
 def test_a_moved_thing_keeps_its_path_and_moving_it_back_restores_it(root):
     batch = trash.batch(trash.TRASH)
     moved = trash.move(root, root / KERNEL, batch)
@@ -92,7 +97,7 @@ def test_nothing_is_moved_out_of_or_into_what_a_link_points_at(root, tmp_path):
 
 
 def test_what_took_the_place_of_a_thing_since_it_was_chosen_stays(root):
-    seen = os.lstat(root / KERNEL)
+    seen = _identity(root / KERNEL)
     os.rename(root / KERNEL, root / "aside")
     (root / KERNEL).mkdir()
     with pytest.raises(FileNotFoundError):
@@ -101,7 +106,7 @@ def test_what_took_the_place_of_a_thing_since_it_was_chosen_stays(root):
 
 
 def test_what_is_published_between_the_last_look_and_the_rename_goes_back(root, monkeypatch):
-    seen, real = os.lstat(root / KERNEL), os.rename
+    seen, real = _identity(root / KERNEL), os.rename
 
     def rename(source, target, **where):
         monkeypatch.undo()

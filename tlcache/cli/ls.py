@@ -14,15 +14,18 @@ import click
 
 from tlcache.cli import options, render
 from tlcache.store import layout, scan, select
-from tlcache.store.entry import Entry
 from tlcache.store.described import KINDS, as_json
+from tlcache.store.entry import Entry
 
 __all__ = ["COLUMNS", "command", "counted", "natural", "row", "workload"]
 
-@functools.lru_cache(maxsize=4096)
-def natural(text: str) -> list[tuple[int, str]]:
+
+def natural(text: str) -> str:
     """A sort key by which M=128 comes before M=1024."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+    return _NUMBER.sub(lambda match: match[0].zfill(20), text)
+
+
+_NUMBER = re.compile(r"\d+")
 
 
 _SORTS: dict[str, Callable[[Entry], Any]] = {
@@ -134,7 +137,7 @@ def _parted(
 def workload(one: Entry) -> str:
     """A kernel's workload, or its parameters' shapes where it has no record."""
     if one.record is not None:
-        return one.record.spec.workload_text
+        return one.record.workload_text
     if one.params is None:
         return "–"
     return _shapes(tuple(param.shape for param in one.params))
@@ -171,7 +174,10 @@ def _write_table(
 
 
 def _below(root: Path, one: Entry) -> str:
-    return os.path.relpath(layout.root_of(root, one.place), root)
+    return _relative(layout.root_of(root, one.place), root)
+
+
+_relative = functools.lru_cache(maxsize=1024)(os.path.relpath)
 
 
 def row(one: Entry) -> list[str]:
@@ -181,7 +187,7 @@ def row(one: Entry) -> list[str]:
         one.place.key[:12],
         one.kernel or "–",
         workload(one),
-        filed.spec.schedule_text if filed else "–",
+        filed.schedule_text if filed else "–",
         one.target or "–",
         _toolkit(one) or "–",
         one.place.tilelang or "–",
@@ -194,9 +200,9 @@ def _toolkit(one: Entry) -> str | None:
     """The build of the compiler that made the device code; on the CPU that is the host
     compiler's, which only a record knows.
     """
-    if one.record is None or one.record.spec.target.is_cuda:
+    if one.record is None or one.record.is_cuda:
         return select.toolkit_of(one)
-    words = (one.record.toolkit.get("host_compiler") or "").split()
+    words = (one.record.host_compiler or "").split()
     return f"{words[0]} {words[-1]}" if words else None
 
 

@@ -77,7 +77,12 @@ def document(pid: int, silent: Sequence[Answer]) -> dict[str, Any]:
             "tilelang_loaded": seen.tilelang,
             "compiled": list(seen.compiled),
             "kernels": [
-                {**described.as_json(one.entry), "path": one.path, "root": one.root, "gone": one.gone}
+                {
+                    **described.as_json(one.entry),
+                    "path": one.path,
+                    "root": one.root,
+                    "gone": one.gone,
+                }
                 for one in seen.loaded
             ],
         },

@@ -7,42 +7,65 @@ looked at is no candidate, and neither is a link, nor anything that `layout` has
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
-import time
-from collections.abc import Iterator
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tlcache.store import entry, layout, mapped, record, scan
+from tlcache.store import entry, mapped, record, scan
 from tlcache.store.entry import Entry, Facts
+from tlcache.store.filings import Filing, Filings
 from tlcache.store.layout import EntryPlace
 from tlcache.store.mapped import Process, Seen
 
-__all__ = ["Candidate", "Filed", "Filings", "Gathered", "Snapshot", "gather"]
-__all__ += ["holders", "snapshot"]
+__all__ = ["Candidate", "Filed", "Gathered", "Snapshot", "gather"]
+__all__ += ["among", "holders", "snapshot"]
 
 _KINDS = ("kernel", "cuda-binary", "autotuner", "frontend", "staging")
 _DEPTH = 20
 _BLOCK = 512
-_TICK = 0.05  # seconds: a directory that changed this lately may change again and keep its time
+_BITS = 2**64 - 1  # a time may be negative
+_INODE = struct.Struct("<4Q")  # device, number, bytes on disk, names
+_PART = struct.Struct("<QQQQ")  # number, mode, time of change, size
 
 
 class Snapshot(NamedTuple):
-    """What something on disk was made of.
+    """What something on disk was made of. There is one for each thing in a root, so it is small.
 
     Attributes:
-        parts: For it and all in it: the path below its own, and what changes with its content.
+        digest: Of it and all in it: paths, and what changes with their content.
         used: The newest access to a file of it, in nanoseconds since 1970.
-        inodes: Of its files and directories: device, number, bytes on disk, and how many names
-            that has.
-        status: Its own, as `os.lstat` gave it.
+        names: The paths of its files and directories below its own, "" first, between NULs.
+        packed: The `inodes`.
+        mode: Its own, as `os.lstat` has it.
+        mtime: When it was last changed itself, in seconds since 1970.
+        size: Its own.
     """
 
-    parts: tuple[tuple[str, int, int, int, int], ...]
+    digest: bytes
     used: int
-    inodes: tuple[tuple[int, int, int, int], ...]
-    status: os.stat_result
+    names: str
+    packed: bytes
+    mode: int
+    mtime: float
+    size: int
+
+    @property
+    def inodes(self) -> Iterator[tuple[int, int, int, int]]:
+        """Of its files and directories: device, number, bytes on disk, and how many names that
+        has.
+        """
+        return _INODE.iter_unpack(self.packed)
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Device and number of its own inode."""
+        device, number, _, _ = _INODE.unpack_from(self.packed)
+        return device, number
 
     @property
     def physical(self) -> int:
@@ -115,8 +138,7 @@ def snapshot(path: str) -> Snapshot | None:
     """
     try:
         top = os.lstat(path)
-        parts = [_part("", top)]
-        inodes, used = [_inode(top)], top.st_atime_ns if stat.S_ISREG(top.st_mode) else 0
+        names, found = [""], [top]
         places = [("", 0)] if stat.S_ISDIR(top.st_mode) else []
         while places:
             below, depth = places.pop()
@@ -124,123 +146,83 @@ def snapshot(path: str) -> Snapshot | None:
                 return None
             for name in sorted(os.listdir(f"{path}/{below}")):
                 status = os.lstat(f"{path}/{below}{name}")
-                parts.append(_part(f"{below}{name}", status))
-                inodes.append(_inode(status))
+                names.append(f"{below}{name}")
+                found.append(status)
                 if stat.S_ISDIR(status.st_mode):
                     places.append((f"{below}{name}/", depth + 1))
-                elif stat.S_ISREG(status.st_mode):
-                    used = max(used, status.st_atime_ns)
     except (OSError, ValueError):
         return None
-    return Snapshot(tuple(parts), used, tuple(inodes), top)
+    told = "\0".join(names)
+    digest = hashlib.blake2b(os.fsencode(told), digest_size=16)
+    for status in found:
+        digest.update(_part(status))
+    return Snapshot(
+        digest.digest(),
+        max((one.st_atime_ns for one in found if stat.S_ISREG(one.st_mode)), default=0),
+        sys.intern(told),
+        b"".join(map(_inode, found)),
+        top.st_mode,
+        top.st_mtime,
+        top.st_size,
+    )
 
 
-def _part(name: str, status: os.stat_result) -> tuple[str, int, int, int, int]:
+def _part(status: os.stat_result) -> bytes:
     size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
-    return (name, status.st_ino, status.st_mode, status.st_ctime_ns, size)
+    return _PART.pack(status.st_ino, status.st_mode, status.st_ctime_ns & _BITS, size)
 
 
-def _inode(status: os.stat_result) -> tuple[int, int, int, int]:
+def _inode(status: os.stat_result) -> bytes:
     names = 1 if stat.S_ISDIR(status.st_mode) else status.st_nlink
-    return (status.st_dev, status.st_ino, status.st_blocks * _BLOCK, names)
-
-
-class Filings:
-    """The records of one root by the entry that they point at; read again where they changed."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._times: dict[str, int] = {}
-        self._files: dict[str, dict[str, tuple[tuple[int, int, int], str | None]]] = {}
-        self._at: dict[str, set[str]] = {}
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Look which directories of records have changed, and read what is new in them."""
-        top = os.path.join(self._root, "tlcache", "records")
-        for place in {path.path for path in _directories(top)} | set(self._times):
-            try:
-                changed = os.lstat(place).st_mtime_ns
-            except OSError:
-                changed = -1
-            if self._times.get(place) != changed:
-                self._read(place)
-                settled = changed < time.time_ns() - int(_TICK * 1e9)
-                self._times[place] = changed if settled else 0
-
-    def at(self, location: str) -> frozenset[str]:
-        """The paths of the records that point at a thing."""
-        return frozenset(self._at.get(os.path.relpath(location, self._root), ()))
-
-    def all(self) -> Iterator[tuple[str, str]]:
-        """All sound records: the entry's path, relative to the root, and the record's path."""
-        for name, paths in self._at.items():
-            yield from ((name, path) for path in paths)
-
-    def _read(self, place: str) -> None:
-        before, now = self._files.get(place, {}), {}
-        for item in _items(place):
-            if not item.name.endswith(".json") or item.name.startswith("."):
-                continue
-            try:
-                status = item.stat(follow_symlinks=False)
-            except OSError:
-                continue
-            stamp = (status.st_ino, status.st_size, status.st_ctime_ns)
-            if item.path in before and before[item.path][0] == stamp:
-                now[item.path] = (stamp, before[item.path][1])
-            elif stat.S_ISREG(status.st_mode):
-                now[item.path] = (stamp, _entry_of(item.path))
-        for path, (_, name) in before.items():
-            if name is not None:
-                self._at.get(name, set()).discard(path)
-        for path, (_, name) in now.items():
-            if name is not None:
-                self._at.setdefault(name, set()).add(path)
-        self._files[place] = now
-
-
-def _entry_of(path: str) -> str | None:
-    """The entry that a sound record points at."""
-    from tlcache.store import files
-
-    try:
-        found = record.parse(files.read(path, unseen=True), path)
-    except OSError:
-        return None
-    if found is None or f"{found.action_key}.json" != os.path.basename(path):
-        return None
-    return os.path.normpath(found.entry)
-
-
-def _directories(place: str) -> list[os.DirEntry[str]]:
-    return [item for item in _items(place) if item.is_dir(follow_symlinks=False)]
-
-
-def _items(place: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(place) as found:
-            return sorted(found, key=lambda item: item.name)
-    except OSError:
-        return []
+    return _INODE.pack(status.st_dev, status.st_ino, status.st_blocks * _BLOCK, names)
 
 
 def gather(base: str | os.PathLike[str]) -> Gathered:
     """Everything at a root, and in the roots below it, that may be deleted. Reads only."""
     base = os.path.realpath(base)
-    roots = layout.roots(base)
-    filings = {root: Filings(root) for root in roots}
+    filings: dict[str, Filings] = {}
+    return among(base, scan.scan(base, filings), filings)
+
+
+def among(
+    base: str,
+    entries: Iterable[Entry],
+    filings: dict[str, Filings],
+    known: Mapping[str, Candidate] | None = None,
+) -> Gathered:
+    """The same of entries that somebody keeps.
+
+    Args:
+        base: The root that they are in, as their places begin.
+        entries: The entries.
+        filings: The records of it, and of each root below it.
+        known: Candidates of earlier, by location. One is taken as it was while its entry is the
+            same object, with the same records: what became of it since then `removal` will see.
+    """
+    known = known or {}
     found = []
-    for one in scan.scan(base):
-        root = next((r for r in roots[1:] if one.place.location.startswith(f"{r}/")), base)
-        made = _candidate(one, root, filings[root])
+    for one in entries:
+        location = one.place.location
+        root = next((r for r in filings if r != base and location.startswith(f"{r}/")), base)
+        if root not in filings:
+            continue
+        made = known.get(location)
+        if made is None or made.entry is not one or _refiled(made, filings[root]):
+            made = _candidate(one, root, filings[root])
         if made is not None:
             found.append(made)
     for root, filed in filings.items():
         found += _dangling(root, filed)
     seen = mapped.look(inode[1] for one in found for inode in one.seen.inodes)
-    asked = [replace(one, held=held) if (held := holders(one, seen)) else one for one in found]
-    return Gathered(asked, filings, seen)
+    return Gathered([_asked(one, holders(one, seen)) for one in found], filings, seen)
+
+
+def _refiled(one: Candidate, filings: Filings) -> bool:
+    return filings.at(one.location) != {filed.location for filed in one.records}
+
+
+def _asked(one: Candidate, held: tuple[Process, ...]) -> Candidate:
+    return one if one.held == held else replace(one, held=held)
 
 
 def _candidate(one: Entry, root: str, filings: Filings) -> Candidate | None:
@@ -248,14 +230,14 @@ def _candidate(one: Entry, root: str, filings: Filings) -> Candidate | None:
         return None
     location = one.place.location
     seen = snapshot(location)
-    if seen is None or stat.S_ISLNK(seen.status.st_mode):
+    if seen is None or stat.S_ISLNK(seen.mode):
         return None
-    if one.created != entry.utc(seen.status.st_mtime):
+    if one.created != entry.utc(seen.mtime):
         return None  # it has been replaced since its facts were read
     files = [(location, seen)]
-    if one.place.kind == "cuda-binary" and stat.S_ISREG(seen.status.st_mode):
+    if one.place.kind == "cuda-binary" and stat.S_ISREG(seen.mode):
         checksum = snapshot(f"{location}.sha256")
-        if checksum is not None and stat.S_ISREG(checksum.status.st_mode):
+        if checksum is not None and stat.S_ISREG(checksum.mode):
             files.insert(0, (f"{location}.sha256", checksum))
     records = []
     for path in sorted(filings.at(location)):
@@ -279,17 +261,18 @@ def _dangling(root: str, filings: Filings) -> Iterator[Candidate]:
             continue
         version, platform = filed.versions.get("tilelang"), filed.versions.get("platform")
         place = EntryPlace(filed.action_key, path, version, platform, "record")
-        used = entry.utc(seen.status.st_mtime)
-        size = seen.status.st_size
-        made = Entry(place, None, size, used, used, Facts(), None, filed)
+        used = entry.utc(seen.mtime)
+        size = seen.size
+        made = Entry(place, None, size, used, used, Facts(), None, Filing.of(filed))
         yield Candidate(made, root, seen, ((path, seen),))
 
 
 def holders(one: Candidate, seen: Seen) -> tuple[Process, ...]:
     """The processes that have a file of a candidate mapped."""
     held: dict[Process, None] = {}
-    for (name, *_), inode in zip(one.seen.parts, one.seen.inodes, strict=True):
-        if inode[1] in seen.files:
+    for number, (device, inode, *_) in enumerate(one.seen.inodes):
+        if inode in seen.files:
+            name = one.seen.names.split("\0")[number]
             path = f"{one.location}/{name}" if name else one.location
-            held |= dict.fromkeys(seen.holders(path, inode[0], inode[1]))
+            held |= dict.fromkeys(seen.holders(path, device, inode))
     return tuple(held)

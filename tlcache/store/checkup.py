@@ -267,8 +267,8 @@ def toolkits(at: Contents, here: Here) -> Finding:
 
 
 def _toolkit(one: Entry) -> str | None:
-    if one.record is not None and not one.record.spec.target.is_cuda:
-        return one.record.toolkit.get("host_compiler")
+    if one.record is not None and not one.record.is_cuda:
+        return one.record.host_compiler
     return one.facts.toolkit
 
 

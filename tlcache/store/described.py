@@ -5,6 +5,7 @@ Invariant: what is not known is null. A field keeps its name and its meaning.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from tlcache.store import select
@@ -30,7 +31,7 @@ def as_json(one: Entry) -> dict[str, Any]:
         "kernel": one.kernel,
         "target": targets[0] if len(targets) == 1 else list(targets),
         "toolkit": select.toolkit_of(one),
-        "host": filed.toolkit.get("host_compiler") if filed else None,
+        "host": filed.host_compiler if filed else None,
         "machine": one.facts.host,
         "payload": one.payload,
         "params": None
@@ -39,8 +40,8 @@ def as_json(one: Entry) -> dict[str, Any]:
         "bytes": one.bytes,
         "created": one.created.isoformat() if one.created else None,
         "last_used": one.last_used.isoformat() if one.last_used else None,
-        "op": filed.spec.name if filed else None,
-        "workload": dict(filed.spec.workload) if filed else None,
-        "schedule": dict(filed.spec.schedule) if filed else None,
+        "op": filed.name if filed else None,
+        "workload": json.loads(filed.workload) if filed else None,
+        "schedule": json.loads(filed.schedule) if filed else None,
         "record": filed.action_key if filed else None,
     }

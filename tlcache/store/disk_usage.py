@@ -68,7 +68,7 @@ def measure(root: str | os.PathLike[str], wanted: Filter | None = None) -> dict[
     """
     base = os.fspath(root)
     known = list(scan.scan(base))
-    ops = {one.payload: one.record.spec.name for one in known if one.record and one.payload}
+    ops = {one.payload: one.record.name for one in known if one.record and one.payload}
     owners = {one.place.location: one for one in known if not wanted or wanted.matches(one)}
     told = {by: Measured() for by in ("version", "target", "op", "kind")}
     places = {path: path for path in owners}
@@ -95,7 +95,7 @@ def measure(root: str | os.PathLike[str], wanted: Filter | None = None) -> dict[
 
 def _op(one: Entry, ops: dict[str, str]) -> str:
     if one.record is not None:
-        return one.record.spec.name
+        return one.record.name
     return (ops.get(one.payload) if one.payload else None) or UNRECORDED
 
 

@@ -7,6 +7,8 @@ contains, and nothing here counts as a use of it.
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import re
 import stat
@@ -17,9 +19,9 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 from tlcache.store import files
+from tlcache.store.filings import Filing
 from tlcache.store.layout import EntryPlace
 from tlcache.store.params import EntryParam
-from tlcache.store.record import Record
 
 if TYPE_CHECKING:
     from tlcache.store.device_code import DeviceKernel  # its readers take 3 ms to import
@@ -52,9 +54,8 @@ _KERNEL_NAME = re.compile(
 _HEAD = 64 * 1024
 _MOST = 64 * 1024 * 1024  # a library larger than that tells nothing; TileLang's have 1 MB at most
 _DEPTH = 20
-_STAMP = struct.Struct("<4Q")
 _DIRECTORY = struct.Struct("<3Q")
-_BITS = 2**64 - 1  # times may be negative, and beyond what 64 bits hold
+_BITS = 2**64 - 1
 
 
 class Facts(NamedTuple):
@@ -89,7 +90,7 @@ class Entry:
         last_used: The newest access or change of its library, or use by one of its records, UTC.
         facts: What its files tell.
         payload: The sha256 of its device code, by which kernels and cuda-binaries join.
-        record: The newest sound record that points at it.
+        record: What the newest sound record that points at it says.
     """
 
     place: EntryPlace
@@ -99,7 +100,7 @@ class Entry:
     last_used: datetime | None
     facts: Facts
     payload: str | None
-    record: Record | None
+    record: Filing | None
 
     @property
     def backend(self) -> str | None:
@@ -111,24 +112,29 @@ class Entry:
     @property
     def kernel(self) -> str | None:
         """The kernel's name; its record's is the operator's."""
-        return self.record.spec.name if self.record is not None else self.facts.kernel
+        return self.record.name if self.record is not None else self.facts.kernel
 
     @property
     def params(self) -> tuple[EntryParam, ...] | None:
         """The parameters; a record knows the names of the dynamic dimensions for certain."""
         if self.record is None:
             return self.facts.params
-        return tuple(EntryParam(p.dtype, p.shape) for p in self.record.launch.params)
+        return _params(self.record.params)
 
     @property
     def targets(self) -> tuple[str, ...] | None:
         """What it was compiled for: several architectures for a fat binary."""
-        return (self.record.spec.target.name,) if self.record is not None else self.facts.targets
+        return (self.record.target,) if self.record is not None else self.facts.targets
 
     @property
     def target(self) -> str | None:
         """The same as one text, like `sm_90a` or `sm_80,sm_90`."""
         return ",".join(self.targets) if self.targets else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _params(text: str) -> tuple[EntryParam, ...]:
+    return tuple(EntryParam(dtype, tuple(shape)) for dtype, shape in json.loads(text))
 
 
 _WITH_LIBRARY = ("kernel", "autotuner")
@@ -142,13 +148,7 @@ class File(NamedTuple):
     status: os.stat_result
 
     def stamp(self) -> bytes:
-        status = self.status
-        return self.name.encode() + _STAMP.pack(
-            status.st_ino & _BITS,
-            status.st_mtime_ns & _BITS,
-            status.st_ctime_ns & _BITS,
-            status.st_size & _BITS,
-        )
+        return self.name.encode() + files.stamp(self.status)
 
 
 class Listing(NamedTuple):
@@ -185,8 +185,8 @@ class Listing(NamedTuple):
         return max(times, default=0.0)
 
 
-def read(place: EntryPlace, filed: Record | None) -> Entry:
-    """Read one entry. `filed` is its record."""
+def read(place: EntryPlace, filed: tuple[Filing, float] | None = None) -> Entry:
+    """Read one entry. `filed` is what its record says, and when that was used last."""
     found = listing(place)
     facts, payload, _ = facts_of(place, found)
     return made(place, found, facts, payload, filed)
@@ -197,19 +197,22 @@ def made(
     found: Listing,
     facts: Facts,
     payload: str | None,
-    filed: Record | None = None,
+    filed: tuple[Filing, float] | None = None,
 ) -> Entry:
-    """The entry that its listing, its facts and its record make."""
-    used = found.library.status if found.library is not None else None
+    """The entry that its listing, its facts, and its record with that one's last use make."""
+    used = filed[1] if filed is not None else None
+    if found.library is not None:
+        status = found.library.status
+        used = max(status.st_atime, status.st_mtime, used or 0.0)
     return Entry(
         place,
         found.library.name if found.library is not None else None,
         found.size,
         utc(found.created) if found.created is not None else None,
-        utc(max(used.st_atime, used.st_mtime)) if used is not None else None,
+        utc(used) if used is not None else None,
         facts,
         payload,
-        filed,
+        filed[0] if filed is not None else None,
     )
 
 

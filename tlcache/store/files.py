@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import os
+import struct
 
-__all__ = ["read", "write_atomically"]
+__all__ = ["read", "stamp", "write_atomically"]
+
+_STAMP = struct.Struct("<4Q")
+_BITS = 2**64 - 1  # times may be negative, and beyond what 64 bits hold
+
+
+def stamp(status: os.stat_result) -> bytes:
+    """What changes when a file does: inode, times of change, size."""
+    return _STAMP.pack(
+        status.st_ino & _BITS,
+        status.st_mtime_ns & _BITS,
+        status.st_ctime_ns & _BITS,
+        status.st_size & _BITS,
+    )
 
 
 def read(path: str, expected: int | None = None, *, unseen: bool = False) -> bytes:

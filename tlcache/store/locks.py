@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tlcache.errors import CacheRootError
 from tlcache.store import layout
 
 __all__ = ["attempt", "compiling", "pruning", "recording", "removing"]
@@ -76,8 +77,15 @@ def pruning(
     """Be the only one that prunes a root; `waiting` is called if another does.
 
     Raises:
-        CacheRootError: The lock file cannot be created.
+        CacheRootError: The lock file cannot be created, or lies behind a link.
     """
+    path = layout.lock_path(root, "prune")
+    for place in (os.path.dirname(os.path.dirname(path)), os.path.dirname(path)):
+        if os.path.islink(place):
+            raise CacheRootError(
+                f"{place} is a link, and pruning follows none",
+                hint="put the directory that it leads to in its place",
+            )
     with attempt(root, "prune") as held:
         if held:
             yield

@@ -25,11 +25,6 @@ _PROC = "/proc"
 _LONGEST = 60
 # addresses, permissions, offset, device, inode, path
 _LINE = re.compile(rb"\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) +(.*)")
-_NETWORK = {
-    *("nfs", "nfs3", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "gpfs", "beegfs"),
-    *("afs", "ncpfs", "ocfs2", "gfs2", "glusterfs", "virtiofs", "pvfs2", "orangefs", "vboxsf"),
-    *("fuse", "prl_fs", "panfs", "weka", "wekafs", "daos", "hf3fs"),
-}
 
 
 class Process(NamedTuple):
@@ -189,5 +184,4 @@ def network(path: str | os.PathLike[str]) -> str | None:
     On such a one nobody can tell who has a library loaded, and deleting one can break readers.
     """
     mount = mounts.holding(path, _mounts())
-    kind = mount.kind if mount is not None else ""
-    return kind if kind in _NETWORK or kind.startswith("fuse.") else None
+    return mount.kind if mount is not None and mount.is_shared else None

@@ -9,6 +9,13 @@ from typing import NamedTuple
 
 __all__ = ["Mount", "holding", "read"]
 
+_NETWORK = {
+    *("nfs", "nfs3", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "gpfs", "beegfs"),
+    *("afs", "ncpfs", "ocfs2", "gfs2", "glusterfs", "virtiofs", "pvfs2", "orangefs", "vboxsf"),
+    *("fuse", "prl_fs", "panfs", "weka", "wekafs", "daos", "hf3fs"),
+}
+_LOCAL = {"fuse.fuse-overlayfs", "fuse.ntfs-3g", "fuse.exfat"}
+
 
 class Mount(NamedTuple):
     """A line of a mount table.
@@ -24,6 +31,17 @@ class Mount(NamedTuple):
     kind: str
     options: str
     whole: str
+
+    @property
+    def read_only(self) -> bool:
+        return "ro" in self.options.split(",")
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hosts can be on this file system, too."""
+        if self.kind in _LOCAL:
+            return False
+        return self.kind in _NETWORK or self.kind.startswith("fuse.")
 
 
 def read(table: str) -> list[Mount]:

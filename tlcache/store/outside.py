@@ -14,10 +14,10 @@ import time
 from dataclasses import dataclass
 
 from tlcache.errors import EnvironmentFault, TlcacheError, UsageError
-from tlcache.store import entry, layout, mapped, scan
+from tlcache.store import entry, layout, mapped
 from tlcache.store.entry import Entry
+from tlcache.store.filings import Filings
 from tlcache.store.mapped import File
-from tlcache.store.record import Record
 
 __all__ = ["Loaded", "Outside", "look"]
 
@@ -121,7 +121,7 @@ def _nobody(pid: int) -> TlcacheError:
 
 def _loaded(pid: int, files: tuple[File, ...]) -> tuple[Loaded, ...]:
     found: dict[str, Loaded] = {}
-    filed: dict[str, dict[str, Record]] = {}
+    filed: dict[str, Filings] = {}
     for file in files:
         held = layout.holding(file.path)
         if held is None or held[1].location in found:
@@ -133,10 +133,9 @@ def _loaded(pid: int, files: tuple[File, ...]) -> tuple[Loaded, ...]:
             one = entry.made(place, nothing, entry.Facts(), None)
         else:
             if root not in filed:
-                filed[root] = scan.records(prefix + root)[0]
-            name = os.path.relpath(place.location, root)
+                filed[root] = Filings(prefix + root)
             there = place._replace(location=prefix + place.location)
-            one = entry.read(there, filed[root].get(name))
+            one = entry.read(there, filed[root].newest(there.location))
         found[place.location] = Loaded(root, place.location, one, prefix is None)
     return tuple(found.values())
 

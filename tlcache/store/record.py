@@ -25,8 +25,8 @@ from tlcache.store.trust import Trust
 # The small ones are NamedTuples: to define a frozen dataclass costs a starting process seven times
 # as much.
 
-__all__ = ["Dynamic", "Launch", "Library", "Param", "Record", "contents", "encode", "parse"]
-__all__ += ["read", "sound_library", "used", "write"]
+__all__ = ["Dynamic", "Launch", "Library", "Param", "Record", "contents", "decode", "encode"]
+__all__ += ["parse", "read", "sound_library", "used", "write"]
 
 _log = logging.getLogger(__name__)
 
@@ -291,12 +291,22 @@ def parse(
 ) -> Record | None:
     """The record in a file's bytes, or None (and a warning) where they are not a sound record."""
     try:
+        return decode(data, spec)
+    except ValueError as error:
+        _log.warning("the record %s is damaged (%s); ignored", path, error)
+        return None
+
+
+def decode(data: bytes, spec: KernelSpec | None = None) -> Record:
+    """The record in a file's bytes.
+
+    Raises:
+        ValueError: They are not a sound record.
+    """
+    try:
         return Record.from_json(contents(data), spec)
     except (ValueError, KeyError, TypeError, SpecError, RecursionError) as error:
-        _log.warning(
-            "the record %s is damaged (%s: %s); ignored", path, type(error).__name__, error
-        )
-        return None
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def sound_library(

@@ -29,8 +29,9 @@ from dataclasses import dataclass
 
 from tlcache.errors import CacheRootError
 from tlcache.store import candidates, evictions, locks, mapped, trash
-from tlcache.store.candidates import Filings, Snapshot
+from tlcache.store.candidates import Snapshot
 from tlcache.store.evictions import Eviction
+from tlcache.store.filings import Filings
 from tlcache.store.mapped import Seen
 from tlcache.store.prune import Goes, Ledger, Plan, Stays
 
@@ -64,6 +65,7 @@ def apply(
     filings: Mapping[str, Filings],
     why: str,
     *,
+    by: str = "prune",
     roots: tuple[str, ...] = (),
     waiting: Callable[[], None] | None = None,
     done: Callable[[int], None] | None = None,
@@ -74,6 +76,7 @@ def apply(
         plan: The plan.
         filings: The records of each root, as they were gathered for it.
         why: The policy, for the log of evictions.
+        by: The command, for the same.
         roots: Where else to empty what an earlier prune left in the trash.
         waiting: Called where another prune has to end first.
         done: Called with how many things are dealt with.
@@ -81,7 +84,7 @@ def apply(
     Raises:
         CacheRootError: The root cannot be written.
     """
-    removing = _Removing(filings, why, done)
+    removing = _Removing(filings, why, by, done)
     by_root: dict[str, list[Goes]] = {root: [] for root in roots}
     for one in plan.goes:
         by_root.setdefault(one.candidate.root, []).append(one)
@@ -96,13 +99,17 @@ def apply(
 
 class _Removing:
     def __init__(
-        self, filings: Mapping[str, Filings], why: str, done: Callable[[int], None] | None
+        self,
+        filings: Mapping[str, Filings],
+        why: str,
+        by: str,
+        done: Callable[[int], None] | None,
     ) -> None:
         self.gone: list[Goes] = []
         self.stays: list[Stays] = []
         self.leftovers = (0, 0)
         self.seen = Seen()
-        self._filings, self._why, self._done = filings, why, done
+        self._filings, self._why, self._by, self._done = filings, why, by, done
         self._looked = float("-inf")
         self._left: set[str] = set()
 
@@ -199,7 +206,7 @@ class _Removing:
         moved: list[tuple[str, str]] = []
         try:
             for path, seen in parts:
-                moved.append((path, trash.move(root, path, batch, seen=seen.status)))
+                moved.append((path, trash.move(root, path, batch, seen=seen.identity)))
         except FileNotFoundError:
             _put_back(moved)
             self.stays.append(Stays(one.candidate, "replaced meanwhile"))
@@ -218,7 +225,7 @@ class _Removing:
         parts = [(filed.location, filed.seen) for filed in one.candidate.records]
         try:
             for path, seen in [*parts, *one.candidate.files]:
-                trash.delete(root, path, seen.status)
+                trash.delete(root, path, seen.identity)
         except (OSError, ValueError) as error:
             reason = (getattr(error, "strerror", None) or str(error)).lower()
             self.stays.append(Stays(one.candidate, f"cannot be deleted: {reason}", True))
@@ -258,6 +265,7 @@ class _Removing:
                         action_key=key,
                         bytes=found.bytes,
                         why=self._why,
+                        by=self._by,
                     )
 
 
@@ -269,7 +277,7 @@ def _changed(files: Iterable[tuple[str, Snapshot]], use_counts: bool) -> str | N
         now = candidates.snapshot(path)
         if now is None:
             return "gone already"
-        if now.parts != seen.parts:
+        if now.digest != seen.digest:
             return "changed since it was chosen"
         if use_counts and now.used > seen.used:
             return "used since it was chosen"

@@ -1,8 +1,8 @@
-"""The scan cache: the facts that were read from entries, in a SQLite file of the user's.
+"""The scan cache: what was read from entries and records, in a SQLite file of the user's.
 
 It can be deleted at any time. Invariant: no fault of it is a fault of a scan: where it is missing,
-damaged, locked, of another version or not writable, entries are read anew; and facts are handed out
-only for files with the inode, times and size that they were read from.
+damaged, locked, of another version or not writable, files are read anew; and what they said is
+handed out only for files with the inode, times and size that it was read from.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,17 +21,31 @@ if TYPE_CHECKING:
     import sqlite3
 
     from tlcache.store.device_code import DeviceKernel
+    from tlcache.store.filings import Filing
 
 __all__ = ["Kept", "ScanCache", "path"]
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 1  # of the table, and of what the readers of entries tell
-_SCHEMA = (
-    "CREATE TABLE facts (place TEXT, key TEXT, directory BLOB, names TEXT, stamp BLOB,"
-    " facts TEXT, payload TEXT, PRIMARY KEY (place, key)) WITHOUT ROWID"
-)
+_VERSION = 2  # of the tables, and of what the readers of entries and records tell
+_SCHEMA = {
+    "facts": (
+        "CREATE TABLE facts (place TEXT, key TEXT, directory BLOB, names TEXT, stamp BLOB,"
+        " facts TEXT, payload TEXT, PRIMARY KEY (place, key)) WITHOUT ROWID"
+    ),
+    "filings": (
+        "CREATE TABLE filings (place TEXT, key TEXT, stamp BLOB, entry TEXT, created TEXT,"
+        " kernel TEXT, target TEXT, workload TEXT, schedule TEXT, workload_text TEXT,"
+        " schedule_text TEXT, params TEXT, nvcc TEXT, host_compiler TEXT,"
+        " PRIMARY KEY (place, key)) WITHOUT ROWID"
+    ),
+}
+_FORGET = "DELETE FROM facts WHERE place = ? AND key = ?"
+_PUT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?)"
+_FORGET_FILING = "DELETE FROM filings WHERE place = ? AND key = ?"
+_PUT_FILING = f"INSERT OR REPLACE INTO filings VALUES ({', '.join('?' * 14)})"
 _BATCH = 2000
+_SETTLED = 2.0  # seconds: a file that is younger may change again and keep its time
 _PATIENCE = 0.2  # seconds, for another process that writes
 _MOST = 512 * 1024 * 1024
 
@@ -80,8 +95,8 @@ class ScanCache:
         self._known: dict[str, _Row] = {}
         self._splits: dict[str, tuple[str, ...]] = {}
         self._seen: set[str] = set()
-        self._writes: list[tuple[object, ...]] = []
-        self._gone: list[tuple[str, str]] = []
+        self._changes: dict[str, list[tuple[object, ...]]] = {}
+        self._counted = 0
         self._read: dict[str, Facts] = {}
 
     @classmethod
@@ -128,16 +143,58 @@ class ScanCache:
         stamp: bytes,
         facts: Facts,
         payload: str | None,
+        changed: float,
     ) -> None:
-        """Keep what is known of an entry."""
+        """Keep what is known of an entry, unless a file of it changed so lately (`changed`, in
+        seconds since 1970) that it may do so again without a trace.
+        """
+        if changed >= time.time() - _SETTLED:
+            return
         place, key = self._split(location)
         text = "/".join(names)
         try:
             f"{location}{text}".encode()
         except UnicodeEncodeError:
             return  # a name that is no text cannot be kept
-        self._writes.append((place, key, directory, text, stamp, json.dumps(facts), payload))
-        if len(self._writes) >= _BATCH:
+        self._change(_PUT, (place, key, directory, text, stamp, json.dumps(facts), payload))
+
+    def filings(self, root: str) -> dict[str, tuple[bytes, Filing]]:
+        """What the records of a root say, by their action keys, with the stamps of their files. It
+        is for the caller to compare those.
+        """
+        from tlcache.store.filings import Filing
+
+        place = os.path.abspath(root)
+        self._seen.add(place)
+        rows = self._do(
+            "SELECT stamp, key, entry, created, kernel, target, workload, schedule, workload_text,"
+            " schedule_text, params, nvcc, host_compiler FROM filings WHERE place = ?",
+            (place,),
+            (),
+        )
+        found = {}
+        for stamp, *fields in rows:
+            sure, rest = set(map(type, fields[:-2])), set(map(type, fields[-2:]))
+            if type(stamp) is bytes and sure == {str} and rest <= {str, type(None)}:
+                found[fields[0]] = (stamp, Filing(*fields).shared())
+        return found
+
+    def put_filing(self, root: str, stamp: bytes, filing: Filing, changed: float) -> None:
+        """Keep what a record says, unless its file changed lately, as with `put`."""
+        if changed >= time.time() - _SETTLED:
+            return
+        self._change(_PUT_FILING, (os.path.abspath(root), filing[0], stamp, *filing[1:]))
+
+    def forget_filings(self, root: str, keys: Iterable[str]) -> None:
+        """Records that are not there any more, or say something else."""
+        place = os.path.abspath(root)
+        for key in keys:
+            self._change(_FORGET_FILING, (place, key))
+
+    def _change(self, statement: str, values: tuple[object, ...]) -> None:
+        self._changes.setdefault(statement, []).append(values)
+        self._counted += 1
+        if self._counted >= _BATCH:
             self._write()
 
     def _split(self, location: str) -> tuple[str, str]:
@@ -167,7 +224,8 @@ class ScanCache:
     def _leave(self) -> None:
         """What a directory had, and has not any more, is forgotten."""
         if self._place is not None:
-            self._gone += [(self._place, key) for key in self._known]
+            for key in self._known:
+                self._change(_FORGET, (self._place, key))
             self._known = {}
 
     def _forget(self) -> None:
@@ -175,29 +233,27 @@ class ScanCache:
         if self._database is None:
             return
         prefix = self._root.rstrip("/") + "/"
-        rows = self._do(
-            "SELECT DISTINCT place FROM facts WHERE place >= ? AND place < ?",
-            (prefix, prefix[:-1] + "0"),  # "0" follows "/"
-            (),
-        )
-        for (place,) in rows:
-            if place not in self._seen:
-                self._do("DELETE FROM facts WHERE place = ?", (place,), ())
+        for table in _SCHEMA:
+            rows = self._do(
+                f"SELECT DISTINCT place FROM {table} WHERE place >= ? AND place < ?",
+                (prefix, prefix[:-1] + "0"),  # "0" follows "/"
+                (),
+            )
+            for (place,) in rows:
+                if place not in self._seen:
+                    self._do(f"DELETE FROM {table} WHERE place = ?", (place,), ())
 
     def _write(self) -> None:
-        writes, gone = self._writes, self._gone
-        self._writes, self._gone = [], []
-        database = self._connection() if writes or gone else None
+        changes, self._changes, self._counted = self._changes, {}, 0
+        database = self._connection() if changes else None
         if database is None:
             return
         import sqlite3
 
         try:
             database.execute("BEGIN IMMEDIATE")
-            database.executemany("DELETE FROM facts WHERE place = ? AND key = ?", gone)
-            database.executemany(
-                "INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?)", writes
-            )
+            for statement in (_FORGET, _PUT, _FORGET_FILING, _PUT_FILING):
+                database.executemany(statement, changes.get(statement, ()))
             database.execute("COMMIT")
         except (sqlite3.Error, ValueError) as error:
             self._fault(error)
@@ -253,8 +309,9 @@ def _open(file: str) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous = OFF")
         if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
             database.execute("BEGIN IMMEDIATE")
-            database.execute("DROP TABLE IF EXISTS facts")
-            database.execute(_SCHEMA)
+            for table, schema in _SCHEMA.items():
+                database.execute(f"DROP TABLE IF EXISTS {table}")
+                database.execute(schema)
             database.execute(f"PRAGMA user_version = {_VERSION}")
             database.execute("COMMIT")
     except BaseException:

@@ -131,13 +131,19 @@ class Filter:
         """Whether it asks for anything at all."""
         return any(getattr(self, field.name) != field.default for field in fields(self))
 
+    def other_targets(self, one: Entry) -> list[str]:
+        """The targets of a fat binary that the filter does not ask for, where it asks for some."""
+        return [
+            name for name in one.targets or () if not _any(self.targets, (name,), targets.matches)
+        ]
+
     def matches(self, one: Entry, now: datetime | None = None) -> bool:
         """Whether an entry is selected."""
         now = now or datetime.now(timezone.utc)
         toolkit = toolkit_of(one) if self.toolkit is not None else None
         return (
             _any(self.targets, one.targets or (), targets.matches)
-            and (not self.ops or (one.record is not None and one.record.spec.name in self.ops))
+            and (not self.ops or (one.record is not None and one.record.name in self.ops))
             and _any(self.kernels, (one.kernel,) if one.kernel else (), _like)
             and (self.tilelang is None or _version_in(self.tilelang, one))
             and (
@@ -191,8 +197,8 @@ def toolkit_of(one: Entry) -> str | None:
     """The build of nvcc that made an entry's device code; a record knows it where the code does
     not tell.
     """
-    if one.record is not None and one.record.spec.target.is_cuda:
-        return one.record.toolkit.get("nvcc") or one.facts.toolkit
+    if one.record is not None and one.record.is_cuda:
+        return one.record.nvcc or one.facts.toolkit
     return one.facts.toolkit
 
 

@@ -43,7 +43,7 @@ def move(
     path: str | os.PathLike[str],
     where: str,
     *,
-    seen: os.stat_result | None = None,
+    seen: tuple[int, int] | None = None,
 ) -> str:
     """Put a file, directory or link aside by one rename.
 
@@ -51,8 +51,8 @@ def move(
         root: The cache root; with roots below a base, the one that the thing is in.
         path: The thing, below `root`.
         where: `TRASH` or `QUARANTINE`, for a place of its own, or what `batch` gave.
-        seen: What `os.lstat` said of it when it was chosen: a thing that took its name since then
-            is left alone. Where None, whatever has the name is moved.
+        seen: Its device and inode when it was chosen: a thing that took its name since then is
+            left alone. Where None, whatever has the name is moved.
 
     Returns:
         Its new path.
@@ -67,14 +67,13 @@ def move(
     place = where if "/" in where else batch(where)
     *above, name = parts
     with _directory(root, above) as source:
-        before = os.lstat(name, dir_fd=source)
-        if seen is not None and not os.path.samestat(before, seen):
+        if _identity(name, source) != seen and seen is not None:
             raise FileNotFoundError(errno.ENOENT, "something else took its place", os.fspath(path))
         kept = [_OWN, *place.split("/"), *above]
         with _directory(root, kept, make=True) as target:
             free = _free(name, target)
             os.rename(name, free, src_dir_fd=source, dst_dir_fd=target)
-            if seen is not None and not os.path.samestat(os.lstat(free, dir_fd=target), seen):
+            if seen is not None and _identity(free, target) != seen:
                 # It was replaced between the two calls: what a writer has published goes back.
                 _back(free, target, name, source)
                 raise FileNotFoundError(errno.ENOENT, "it was replaced", os.fspath(path))
@@ -82,7 +81,7 @@ def move(
 
 
 def delete(
-    root: str | os.PathLike[str], path: str | os.PathLike[str], seen: os.stat_result
+    root: str | os.PathLike[str], path: str | os.PathLike[str], seen: tuple[int, int]
 ) -> None:
     """Delete a file or directory where it is: for a disk so full that there is no room to put it
     aside. Arguments and faults are those of `move`; who reads it meanwhile finds it incomplete.
@@ -90,9 +89,10 @@ def delete(
     root = os.fspath(root)
     *above, name = _below(root, path)
     with _directory(root, above) as source:
-        if not os.path.samestat(os.lstat(name, dir_fd=source), seen):
+        status = os.lstat(name, dir_fd=source)
+        if (status.st_dev, status.st_ino) != seen:
             raise FileNotFoundError(errno.ENOENT, "something else took its place", os.fspath(path))
-        if stat.S_ISDIR(seen.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             _delete(name, source)
         else:
             os.unlink(name, dir_fd=source)
@@ -167,6 +167,11 @@ def _directory(root: str, names: list[str], *, make: bool = False) -> Iterator[i
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _identity(name: str, place: int) -> tuple[int, int]:
+    status = os.lstat(name, dir_fd=place)
+    return status.st_dev, status.st_ino
 
 
 def _free(name: str, target: int) -> str:

@@ -62,7 +62,8 @@ class Finding:
         path: Where.
         what: A sentence's end about the path, or a sentence.
         remedy: What helps; None where nothing needs to.
-        seen: The status by which `repair` knows it again; None where it cannot be repaired.
+        seen: Its device and inode, by which `repair` knows it again; None where it cannot be
+            repaired.
     """
 
     kind: str
@@ -71,7 +72,7 @@ class Finding:
     path: str
     what: str
     remedy: str | None
-    seen: os.stat_result | None = field(default=None, repr=False)
+    seen: tuple[int, int] | None = field(default=None, repr=False)
 
     @property
     def repairable(self) -> bool:
@@ -269,13 +270,14 @@ class _Root:
     def _finding(
         self, path: str, fault: Fault, what: str, status: os.stat_result | None, again: str
     ) -> Finding:
-        remedy, seen = None, None
+        remedy = seen = None
         if fault.kind == "unreadable":
             remedy = "run this as the user that owns the cache"
         elif fault.kind == "code":
             remedy = "load it only from a root that nobody else can write"
         elif fault.severity != "note" and (fault.kind, fault.severity) != ("link", "warning"):
-            remedy, seen = f"`tlcache verify --repair` puts it into quarantine{again}", status
+            remedy = f"`tlcache verify --repair` puts it into quarantine{again}"
+            seen = (status.st_dev, status.st_ino) if status is not None else None
         return Finding(fault.kind, fault.severity, self._root, path, what, remedy, seen)
 
 

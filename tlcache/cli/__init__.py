@@ -32,6 +32,7 @@ _COMMANDS = {
     "doctor": "Check the cache and this machine, and say what to do about each fault.",
     "key": "Print the version key of this environment, and what it is made of.",
     "env": "Print the exports that put a process on a cache root of its own version key.",
+    "daemon": "Watch, bound and serve caches, continuously.",
 }
 
 

@@ -30,6 +30,7 @@ EVERY = 2.0
 LABELS = 100
 """Values that a label can have; those that come after are counted as `other`."""
 _SOURCES = 4096
+_UNWRITTEN = 4096
 _FORGET = 7 * 86400.0
 _SEEN = 3600.0  # seconds after which it is noted that a process is there still
 _VERSION = 1
@@ -70,6 +71,14 @@ class Sample(NamedTuple):
     figures: dict[str, float]
 
 
+class _New(NamedTuple):
+    """What is to be written."""
+
+    counters: dict[Counter, float]
+    sources: dict[str, tuple[float, dict[Counter, float]] | None]
+    samples: list[tuple[str, Sample]]
+
+
 class History:
     """The history of a daemon. Threads may share it.
 
@@ -83,7 +92,8 @@ class History:
     def __init__(self, path: str | None = None) -> None:
         self.path = path
         self.trouble: str | None = None
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # of what is in memory
+        self._writing = threading.Lock()  # of the file; nobody who counts waits for that
         self._counters: dict[Counter, float] = {}
         self._values: dict[tuple[str, str], set[str]] = {}
         self._sources: dict[str, tuple[float, dict[Counter, float]]] = {}
@@ -179,59 +189,72 @@ class History:
         """Write what is new. Returns whether all is written; a fault is told by `trouble`."""
         if self.path is None:
             return True
-        with self._lock:
+        with self._writing:
+            new = self._take()
             try:
                 if self._database is None:
                     self._open()
                 if not self._loaded:
                     self._read()
-                self._write()
+                self._write(new)
             except (sqlite3.Error, OSError, ValueError, TypeError) as error:
+                self._put_back(new)
                 self._fault(error)
                 return False
-            self._dirty.clear()
-            self._dirty_sources.clear()
-            self._new.clear()
             self.trouble = None
             return True
 
     def close(self) -> None:
         """Write what is new, and close the file."""
-        with self._lock:
-            self.flush()
+        self.flush()
+        with self._writing:
             if self._database is not None:
                 self._database.close()
                 self._database = None
 
-    def _write(self) -> None:
-        if not (self._dirty or self._dirty_sources or self._new):
+    def _take(self) -> _New:
+        with self._lock:
+            new = _New(
+                {one: self._counters[one] for one in self._dirty},
+                {one: self._sources.get(one) for one in self._dirty_sources},
+                self._new,
+            )
+            self._dirty, self._dirty_sources, self._new = set(), set(), []
+            return new
+
+    def _put_back(self, new: _New) -> None:
+        with self._lock:
+            self._dirty |= set(new.counters)
+            self._dirty_sources |= set(new.sources)
+            self._new = (new.samples + self._new)[-_UNWRITTEN:]
+
+    def _write(self, new: _New) -> None:
+        if not any(new):
             return
         assert self._database is not None
         database, now = self._database, time.time()
         with _transaction(database):
             database.executemany(
                 "INSERT OR REPLACE INTO counters VALUES (?, ?, ?)",
-                [(one.name, json.dumps(one.labels), self._counters[one]) for one in self._dirty],
+                [(one.name, json.dumps(one.labels), at) for one, at in new.counters.items()],
             )
-            for source in self._dirty_sources:
-                if source in self._sources:
-                    seen, counted = self._sources[source]
-                    told = json.dumps([[*one, value] for one, value in counted.items()])
-                    database.execute(
-                        "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)", (source, seen, told)
-                    )
-                else:
+            for source, known in new.sources.items():
+                if known is None:
                     database.execute("DELETE FROM sources WHERE source = ?", (source,))
-            if self._new:
-                database.executemany(
-                    "INSERT OR REPLACE INTO samples VALUES (?, ?, ?)",
-                    [(name, one.time, json.dumps(one.figures)) for name, one in self._new],
+                    continue
+                told = json.dumps([[*one, value] for one, value in known[1].items()])
+                database.execute(
+                    "INSERT OR REPLACE INTO sources VALUES (?, ?, ?)", (source, known[0], told)
                 )
-                for name, window in WINDOWS.items():
-                    database.execute(
-                        "DELETE FROM samples WHERE window = ? AND (time < ? OR time > ?)",
-                        (name, now - window.span, now + window.step),
-                    )
+            database.executemany(
+                "INSERT OR REPLACE INTO samples VALUES (?, ?, ?)",
+                [(name, one.time, json.dumps(one.figures)) for name, one in new.samples],
+            )
+            for name, window in WINDOWS.items() if new.samples else ():
+                database.execute(
+                    "DELETE FROM samples WHERE window = ? AND (time < ? OR time > ?)",
+                    (name, now - window.span, now + window.step),
+                )
 
     def _fault(self, error: Exception) -> None:
         told = f"{self.path} cannot be used: {error}"
@@ -251,10 +274,11 @@ class History:
         for end in ("", "-wal", "-shm"):
             with contextlib.suppress(OSError):
                 os.replace(self.path + end, f"{self.path}.damaged{end}")
-        self._loaded = True  # there is nothing to load
-        self._dirty = set(self._counters)
-        self._dirty_sources = set(self._sources)
-        self._new = [(name, one) for name, kept in self._samples.items() for one in kept]
+        with self._lock:
+            self._loaded = True  # there is nothing to load
+            self._dirty = set(self._counters)
+            self._dirty_sources = set(self._sources)
+            self._new = [(name, one) for name, kept in self._samples.items() for one in kept]
 
     def _open(self) -> None:
         assert self.path is not None
@@ -306,14 +330,15 @@ class History:
             ]
             for name in WINDOWS
         }
-        for counter, value in counters:
-            self._add(counter, value)
-        self._dirty_sources |= {one for one in sources if now - sources[one][0] >= _FORGET}
-        known = {one: told for one, told in sources.items() if one not in self._dirty_sources}
-        self._sources = {**known, **self._sources}
-        for name, kept in samples.items():
-            self._samples[name] = kept + self._samples[name]
-            self._trim(name, now)
+        with self._lock:
+            for counter, value in counters:
+                self._add(counter, value)
+            self._dirty_sources |= {one for one in sources if now - sources[one][0] >= _FORGET}
+            known = {one: told for one, told in sources.items() if one not in self._dirty_sources}
+            self._sources = {**known, **self._sources}
+            for name, kept in samples.items():
+                self._samples[name] = kept + self._samples[name]
+                self._trim(name, now)
         self._loaded = True
 
 

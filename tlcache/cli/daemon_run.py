@@ -28,6 +28,8 @@ class _Settings:
     interval: float
     history: Path
     socket: Path
+    group: str | None
+    metrics_port: int | None
 
 
 @click.command("run")
@@ -44,6 +46,13 @@ class _Settings:
     "--keep-free", metavar="SIZE", help="What is to stay free on each root's file system."
 )
 @click.option("--socket", "path", metavar="PATH", help="Where to listen.")
+@click.option("--group", metavar="NAME", help="The group whose members may ask, too.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Have the metrics on 127.0.0.1:PORT, too, for everybody on this machine.",
+)
 @click.option("--history", metavar="FILE", help="Where counters and samples are kept.")
 @click.option(
     "--interval",
@@ -65,6 +74,8 @@ def run(
     max_age: str | None,
     keep_free: str | None,
     path: str | None,
+    group: str | None,
+    metrics_port: int | None,
     history: str | None,
     interval: float,
     log_level: str,
@@ -76,7 +87,7 @@ def run(
     """
     import platformdirs
 
-    from tlcache.daemon import life
+    from tlcache.daemon import life, listening, server
     from tlcache.daemon.service import Service
 
     settings = _Settings(
@@ -87,6 +98,8 @@ def run(
         interval,
         Path(history or os.path.join(platformdirs.user_state_dir("tlcache", False), "history")),
         Path(path or os.path.join(sockets.directory(), "daemon.sock")),
+        group,
+        metrics_port,
     )
     logging.basicConfig(
         level=log_level.upper(),
@@ -95,7 +108,17 @@ def run(
         format="%(message)s" if "JOURNAL_STREAM" in os.environ else "%(asctime)s %(message)s",
     )
     gc.enable()  # this may go on for months
-    ended = asyncio.run(life.live(Service(settings), lambda: settings))
+    held = listening.listen(os.fspath(settings.socket), settings.group)
+    try:
+        ended = asyncio.run(
+            life.live(
+                Service(settings),
+                lambda: settings,
+                lambda service: server.serving(service, held.socket),
+            )
+        )
+    finally:
+        held.close()
     logging.shutdown()
     if not ended:
         os._exit(0)  # a thread hangs in a file system, or empties the trash

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from tlcache.daemon.peers import Caller
 
-__all__ = ["Answer", "Asked", "Parameter", "Refused", "Route", "read_body", "read_query"]
+__all__ = ["Answer", "Asked", "Handler", "Parameter", "Refused", "Route", "Schema", "read_body"]
+__all__ += ["read_query"]
 
 Schema = Mapping[str, Any]
 Handler = Callable[["Asked"], Awaitable[web.StreamResponse]]
@@ -152,7 +153,7 @@ class Route:
         body: The model of its body; None where it has none.
         check: Makes the body of JSON, where that is not the model's own way.
         changes: Whether it is only for who may change something.
-        seconds: How long it may take; None for no limit.
+        seconds: How long it may take; None where it sees to that itself.
     """
 
     method: str

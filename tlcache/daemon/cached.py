@@ -15,6 +15,7 @@ __all__ = ["Cached"]
 
 _FRESH = 0.1
 _STALE = 1.0
+_LONGEST = 10.0
 
 
 class Cached:
@@ -32,7 +33,11 @@ class Cached:
         self._making: asyncio.Future[bytes] | None = None
 
     async def get(self) -> bytes:
-        """It. While a new one is made, the last one does, if it is not too old."""
+        """It. While a new one is made, the last one does, if it is not too old.
+
+        Raises:
+            asyncio.TimeoutError: It takes too long to make, as on a file system that hangs.
+        """
         age = time.monotonic() - self._when
         if self._made is not None and age < _FRESH:
             return self._made
@@ -42,7 +47,7 @@ class Cached:
             self._making.add_done_callback(self._took)
         if self._made is not None and age < _STALE:
             return self._made
-        return await asyncio.shield(self._making)
+        return await asyncio.wait_for(asyncio.shield(self._making), _LONGEST)
 
     def _took(self, making: asyncio.Future[bytes]) -> None:
         self._making = None

@@ -57,7 +57,9 @@ class Work:
     def shown(self) -> str:
         """The command that does the same, as a shell takes it."""
         shapes = ["--shapes=shapes.json"] if self.document is not None else []
-        return shlex.join(["tlcache", self.kind, *shapes, *self.options, f"--cache-dir={self.root}"])
+        return shlex.join(
+            ["tlcache", self.kind, *shapes, *self.options, f"--cache-dir={self.root}"]
+        )
 
 
 class Child:

@@ -18,6 +18,8 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from tlcache.daemon.peers import Caller
+
 __all__ = ["CONNECTIONS", "Guard", "Guards", "failure"]
 
 CONNECTIONS = 128
@@ -65,10 +67,12 @@ class Guard(asyncio.Protocol):
 
     Attributes:
         busy: Whether a request of it is being answered.
+        caller: Who is at the other end, once somebody has asked.
     """
 
     def __init__(self, handler: _Handler, guards: Guards) -> None:
         self.busy = False
+        self.caller: Caller | None = None
         self._handler, self._guards = handler, guards
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import secrets
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 STATES = ("queued", "running", "done", "failed", "cancelled")
 _QUEUED = 32
 _KEPT = 100
+_TELL_EVERY = 1.0
 _LANES = {"warm": "compiling"}
 
 
@@ -227,9 +229,14 @@ class Jobs:
             self._over(job, state, error, hint)
 
     def _follow(self, job: Job, steps: Iterable[dict[str, Any]]) -> None:
+        told = 0.0
         for step in steps:
             with self._there:
-                kind, key, status = step.get("step"), str(step.get("action_key")), step.get("status")
+                kind, key, status = (
+                    step.get("step"),
+                    str(step.get("action_key")),
+                    step.get("status"),
+                )
                 if kind == "planned":
                     for name, count in step.get("counts", {}).items():
                         self._count(job, str(name), int(count))
@@ -238,8 +245,10 @@ class Jobs:
                 elif kind == "ended":
                     job.current.pop(key, None)
                     self._count(job, str(status), 1)
-            if kind == "planned" or (kind == "ended" and status == "failed"):
+            now = time.monotonic()
+            if kind == "planned" or (kind == "ended" and now - told >= _TELL_EVERY):
                 self._tell("job-progress", job)
+                told = now
 
     def _count(self, job: Job, status: str, count: int) -> None:
         job.kernels[status] += count
@@ -264,4 +273,3 @@ class Jobs:
             state=job.state,
             kernels={**dict(job.kernels), "left": job.left},
         )
-

@@ -33,8 +33,7 @@ _LONGEST = 200
 COUNTERS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "requests": (
         "tlcache_requests",
-        "Requests for kernels in processes with agents: those that a layer answered, and how; "
-        "what it missed is asked of the layer below.",
+        "Requests for kernels in processes with agents; what a layer missed, the one below has.",
         ("layer", "op", "outcome"),
     ),
     "compile_seconds": ("tlcache_compile_seconds", "Seconds spent on compiling.", ("op",)),

@@ -122,9 +122,7 @@ class Reading:
         return _bytes({**self._service.stats(), "jobs": {"kernels": self._jobs.kernels()}})
 
     async def metrics(self, asked: Asked) -> web.Response:
-        return web.Response(
-            body=await self._metrics.get(), headers={"Content-Type": CONTENT_TYPE}
-        )
+        return web.Response(body=await self._metrics.get(), headers={"Content-Type": CONTENT_TYPE})
 
     async def health(self, asked: Asked) -> web.Response:
         health = json.loads(await self._health.get())

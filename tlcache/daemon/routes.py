@@ -1,11 +1,11 @@
-"""Everything that the daemon can be asked for, in one table: the server and the OpenAPI document are
-both made of it.
+"""Everything that the daemon can be asked for, in one table: the server and the OpenAPI document
+are both made of it.
 """
 
 from __future__ import annotations
 
 from tlcache.daemon import schemas
-from tlcache.daemon.api import Answer, Parameter, Route
+from tlcache.daemon.api import Answer, Handler, Parameter, Route, Schema
 from tlcache.daemon.changing import Changing, Prune, Verify, checked_shapes
 from tlcache.daemon.listing import SORTS
 from tlcache.daemon.reading import Reading
@@ -62,8 +62,8 @@ _DONE = {
 def routes(reading: Reading, changing: Changing, stream: Stream) -> tuple[Route, ...]:
     """The table, with who answers."""
 
-    def read(path: str, name: str, what: str, handler: object, schema: object) -> Route:
-        return Route("GET", path, name, what, handler, {200: Answer("It.", schema)})  # type: ignore[arg-type]
+    def read(path: str, name: str, what: str, handler: Handler, schema: Schema) -> Route:
+        return Route("GET", path, name, what, handler, {200: Answer("It.", schema)}, seconds=None)
 
     return (
         Route(
@@ -135,6 +135,7 @@ def routes(reading: Reading, changing: Changing, stream: Stream) -> tuple[Route,
             "The metrics, as Prometheus reads them.",
             reading.metrics,
             {200: Answer("The metrics.", None, "text/plain")},
+            seconds=None,
         ),
         Route(
             "GET",
@@ -146,6 +147,7 @@ def routes(reading: Reading, changing: Changing, stream: Stream) -> tuple[Route,
                 200: Answer("It is, or nearly.", schemas.HEALTH),
                 503: Answer("It is not.", {"anyOf": [schemas.HEALTH, schemas.ERROR]}),
             },
+            seconds=None,
         ),
         Route(
             "POST",
@@ -155,7 +157,9 @@ def routes(reading: Reading, changing: Changing, stream: Stream) -> tuple[Route,
             changing.warm,
             _DONE,
             (
-                Parameter("target", _TARGET, "What to compile for; wins over the document's.", True),
+                Parameter(
+                    "target", _TARGET, "What to compile for; wins over the document's.", True
+                ),
                 Parameter("root", _TEXT, "The root; needed where several are watched."),
                 _NO_WAIT,
             ),

@@ -88,9 +88,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "have at most 1000 items, and `cut` says how long the longer ones were."
         ),
     },
-    "Check": _exactly(
-        name=_TEXT, status={"enum": ["ok", "degraded", "failing"]}, detail=_MAYBE
-    ),
+    "Check": _exactly(name=_TEXT, status={"enum": ["ok", "degraded", "failing"]}, detail=_MAYBE),
 }
 
 ERROR = _named("Error")
@@ -103,9 +101,7 @@ ENTRIES = _document(
 )
 JOB = _document(job=_named("Job"))
 JOBS = _document(jobs=_list(_named("Job")))
-HEALTH = _document(
-    status={"enum": ["ok", "degraded", "failing"]}, checks=_list(_named("Check"))
-)
+HEALTH = _document(status={"enum": ["ok", "degraded", "failing"]}, checks=_list(_named("Check")))
 KEY = _document(
     key=_TEXT,
     sha256=_TEXT,

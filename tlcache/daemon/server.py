@@ -98,7 +98,10 @@ class Server:
 
     def _handler(self, route: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            caller = self._caller(request)
+            guard = _guard(request)
+            if guard is None:
+                return _left()
+            caller = guard.caller
             if route.changes and caller is not None and not self.rules.may_change(caller):
                 raise Refused(
                     403,
@@ -118,24 +121,25 @@ class Server:
         handle.__name__ = route.name
         return handle
 
-    def _caller(self, request: web.Request) -> Caller | None:
-        if self._open_to_all:
-            return None
-        transport = request.transport
-        connection = transport.get_extra_info("socket") if transport is not None else None
-        if connection is None:
-            raise ConnectionResetError
-        return peers.caller(connection)
+    def _caller(self, request: web.Request, guard: Guard) -> Caller | None:
+        if guard.caller is None and not self._open_to_all:
+            transport = request.transport
+            if transport is None:
+                raise ConnectionResetError
+            guard.caller = peers.caller(transport.get_extra_info("socket"))
+        return guard.caller
 
     @web.middleware
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         guard = _guard(request)
+        if guard is None:
+            return _left()
         guard.working(True)
         counted = request.path != "/v1/events"
         if counted:
             self._in_flight += 1
         try:
-            caller = self._caller(request)
+            caller = self._caller(request, guard)
             if caller is not None and not self.rules.may_read(caller):
                 raise Refused(403, f"uid {caller.uid} may not ask this daemon", self._remedy())
             if self._in_flight > IN_FLIGHT:
@@ -144,7 +148,7 @@ class Server:
         except Refused as refused:
             return _refusal(refused)
         except OSError:
-            raise ConnectionResetError from None
+            return _left()
         finally:
             if counted:
                 self._in_flight -= 1
@@ -160,6 +164,8 @@ class Server:
 async def _public(request: web.Request, handler: Handler) -> web.StreamResponse:
     """What answers everybody on this machine."""
     guard = _guard(request)
+    if guard is None:
+        return _left()
     guard.working(True)
     try:
         return await _explained(request, handler)
@@ -167,12 +173,18 @@ async def _public(request: web.Request, handler: Handler) -> web.StreamResponse:
         guard.working(False)
 
 
-def _guard(request: web.Request) -> Guard:
+def _guard(request: web.Request) -> Guard | None:
+    """Its connection; None where the client has left."""
     transport = request.transport
     guard = transport.get_protocol() if transport is not None else None
-    if not isinstance(guard, Guard):
-        raise ConnectionResetError  # it has left
-    return guard
+    return guard if isinstance(guard, Guard) else None
+
+
+def _left() -> web.Response:
+    """An answer that nobody gets."""
+    told = failure(400, "the request broke off")
+    told.force_close()
+    return told
 
 
 async def _received(request: web.Request) -> bytes:
@@ -209,7 +221,7 @@ async def _explained(request: web.Request, handler: Handler) -> web.StreamRespon
     except asyncio.TimeoutError:
         return failure(503, f"{request.path} took too long to answer", "ask for less, or later")
     except (ConnectionError, web.RequestPayloadError):
-        raise ConnectionResetError from None
+        return _left()
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
         return failure(500, "a fault of the daemon's", "its log says more")

@@ -50,6 +50,8 @@ class Stream:
                 await response.prepare(asked.request)
                 await self._write(response, b": tlcache\n\n")
                 await self._pass_on(response, listener, kinds, after)
+            except ConnectionError:
+                pass  # it has left
             finally:
                 self._open.discard(listener)
         return response

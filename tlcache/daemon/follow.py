@@ -154,21 +154,23 @@ class Follower:
             self._poll(error.strerror or str(error))
         while not self._stopping:
             try:
-                self._step()
+                seconds = self._step()
                 self.trouble = None
+                self._pause(seconds)
             except _Stopped:
                 break
             except Exception as error:
                 self.trouble = f"{type(error).__name__}: {error}"
                 _log.exception("following %s went wrong; it is scanned again", self.root)
                 self._wanted = True
-                self._pause(5.0)
+                self._wake.wait(_LOOK)
         if self._inotify is not None:
             inotify, self._inotify = self._inotify, None
             inotify.close()
         self._claim.release()
 
-    def _step(self) -> None:
+    def _step(self) -> float:
+        """What is to be done now. Returns the seconds until there is more, if nothing changes."""
         self.beat = now = time.monotonic()
         if now >= self._next_look:
             self._look_at_root()
@@ -181,11 +183,12 @@ class Follower:
             if self._inotify is not None and self.polling is None:
                 self._apply(self._inotify.take())
             self._look_again()
-        if self.state.identity is None:
-            self._pause(self._next_look - time.monotonic())
-        elif not self._wanted:
-            due = min([self._next_look, self._next_sweep, *(one[0] for one in self._due[:1])])
-            self._pause(due - time.monotonic())
+        if self._wanted and self.state.identity is not None:
+            return 0.0
+        due = [self._next_look]
+        if self.state.identity is not None:
+            due += [self._next_sweep, *(one[0] for one in self._due[:1])]
+        return min(due) - time.monotonic()
 
     def _pause(self, seconds: float) -> None:
         if self._stopping or seconds <= 0:

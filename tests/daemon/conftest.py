@@ -214,3 +214,24 @@ def copied(entry: Path, root: Path, number: int) -> Path:
     place = root / KERNELS / key(number)
     shutil.copytree(entry, place)
     return place
+
+
+@pytest.fixture
+def daemon(cache_root: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Start `tlcache daemon run` on roots, by default the one in force, and wait until it serves."""
+    from tests.daemon.asking import Daemon
+
+    started: list[Any] = []
+
+    def start(*options: str, roots: list[Path] | None = None, **more: Any) -> Any:
+        cache_root.mkdir(exist_ok=True)
+        place = tmp_path / f"daemon{len(started)}"
+        place.mkdir()
+        started.append(Daemon(place, roots or [cache_root], *options, **more))
+        return started[-1].serves()
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.terminate()
+            one.process.wait(PATIENCE)

@@ -35,6 +35,7 @@ RESPONSE = 10.0
 """Seconds that a client may take to read an answer."""
 
 _LOOK = 0.5
+_LINGER = 2.0  # seconds for which the rest of a body that is refused is thrown away
 
 
 def failure(status: int, error: str, hint: str | None = None) -> web.Response:
@@ -157,7 +158,7 @@ class Guards:
             loop=asyncio.get_running_loop(),
             access_log=cast(Any, None),
             keepalive_timeout=2 * IDLE,
-            lingering_time=0,
+            lingering_time=_LINGER,
             auto_decompress=False,
         )
         return Guard(handler, self)

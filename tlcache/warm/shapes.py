@@ -229,7 +229,7 @@ def _explained(path: str | Path, document: Any, error: ValidationError) -> Shape
     told = next((each for each in same if each["type"] == "value_error"), None)
     first = told or errors[0]
     place, value = _place(document, first["loc"])
-    if first["type"] == "missing" and len(same) == 1:
+    if all(each["type"] == "missing" for each in same):
         field = str(first["loc"][-1])
         where = f"{place}.{field}" if place else field
         return ShapesError(f"{path}: {where} is missing", hint=_HINT)

@@ -80,10 +80,8 @@ class Server:
             self.app.router.add_route(route.method, route.path, self._handler(route))
         self.app.router.add_route("GET", "/v1/openapi.json", self._described)
         self.metrics_app = web.Application(middlewares=[_public], client_max_size=1024)
-        measured = next(one for one in table if one.path == "/metrics")
-        self.metrics_app.router.add_route(
-            "GET", "/metrics", lambda request: measured.handler(Asked(request, {}))
-        )
+        self.metrics_app.router.add_route("GET", "/metrics", self._measured)
+        self._reading = reading
 
     def end(self) -> None:
         """End what is going on: jobs and streams."""
@@ -93,6 +91,9 @@ class Server:
 
     async def _described(self, request: web.Request) -> web.Response:
         return web.Response(body=self._document, content_type="application/json")
+
+    async def _measured(self, request: web.Request) -> web.StreamResponse:
+        return await self._reading.metrics(Asked(request, {}))
 
     # --- a request ---
 

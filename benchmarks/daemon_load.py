@@ -1,7 +1,7 @@
 """What the daemon bears: reads of its figures while entries come and go, and its memory over time.
 
     python benchmarks/daemon_load.py                     # 5,000 entries; about two minutes
-    python benchmarks/daemon_load.py --soak 600          # and ten minutes of the same
+    python benchmarks/daemon_load.py --soak 600          # and ten minutes at a lower rate
     python benchmarks/daemon_load.py --rate 2000 --seconds 10
 
 A daemon watches a root of real entries (those of `large_root.py`), of which a process publishes and
@@ -194,10 +194,10 @@ class Daemon:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def load(
-        self, paths: tuple[str, ...], options: argparse.Namespace, seconds: float
+        self, paths: tuple[str, ...], options: argparse.Namespace, seconds: float, rate: float
     ) -> dict[str, Any]:
-        """Ask for each path at the rate for so long."""
-        rate = options.rate * len(paths) / options.clients
+        """Ask for each path at a rate for so long."""
+        rate = rate * len(paths) / options.clients
         begin = time.time() + 1.0
         before, cpu = time.perf_counter(), self.cpu()
         clients = []
@@ -242,14 +242,16 @@ def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"rounds": {name: [] for name in VARIANTS}, "soak": []}
     daemon = Daemon(place, options.entries)
     with daemon:
-        daemon.load(("/v1/stats", "/metrics"), options, 3.0)  # discarded
+        daemon.load(VARIANTS["both"], options, 3.0, options.rate)  # discarded
         for number in range(options.rounds):
             for name, paths in VARIANTS.items():
                 method.note(f"round {number + 1} of {options.rounds}: {name}")
-                found["rounds"][name].append(daemon.load(paths, options, options.seconds))
+                sample = daemon.load(paths, options, options.seconds, options.rate)
+                found["rounds"][name].append(sample)
         begun = time.monotonic()
         while time.monotonic() - begun < options.soak:
-            sample = daemon.load(VARIANTS["both"], options, min(20.0, options.soak))
+            span = min(20.0, options.soak)
+            sample = daemon.load(VARIANTS["both"], options, span, options.soak_rate)
             found["soak"].append({"seconds": round(time.monotonic() - begun, 1), **sample})
             method.note(f"soak {found['soak'][-1]['seconds']:.0f} s: {sample['memory'] >> 20} MiB")
     found["churned"] = daemon.churned
@@ -291,6 +293,7 @@ def _report(options: argparse.Namespace, found: dict[str, Any]) -> None:
             "method": METHOD,
             "entries": options.entries,
             "rate": options.rate,
+            "soak_rate": options.soak_rate,
             "clients": options.clients,
             "connections": options.clients * options.connections,
             "published_a_second": CHURN,
@@ -310,6 +313,7 @@ def main() -> None:
     parser.add_argument("--connections", type=method.positive, default=4, help="of each of them")
     parser.add_argument("--soak", type=int, default=0, metavar="SECONDS", help="then go on so long")
     parser.add_argument("--json", metavar="FILE", help="write everything here")
+    parser.add_argument("--soak-rate", type=method.positive, default=250, help="then, of each")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client is not None:

@@ -36,6 +36,11 @@ STORE = [
     "tlcache.cli.shapes", "tlcache.agents", "tlcache.readings", "tlcache.advice",
     "tlcache.cli.stats", "tlcache.cli.top", "tlcache.cli.view", "tlcache.cli.overview",
     "tlcache.cli.single", "tlcache.cli.live", "tlcache.cli.outside", "tlcache.store.outside",
+    "tlcache.daemon", "tlcache.daemon.bounds", "tlcache.daemon.broadcast", "tlcache.daemon.follow",
+    "tlcache.daemon.history", "tlcache.daemon.index", "tlcache.daemon.inotify",
+    "tlcache.daemon.life", "tlcache.daemon.listening", "tlcache.daemon.notify",
+    "tlcache.daemon.root", "tlcache.daemon.service", "tlcache.daemon.single",
+    "tlcache.daemon.tally", "tlcache.cli.daemon", "tlcache.cli.daemon_run",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",

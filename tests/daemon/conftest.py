@@ -75,13 +75,16 @@ def age(path: Path, days: float) -> None:
 
 def on_disk(root: Path) -> int:
     """The bytes of a root's things on disk, with their records, as `du` counts them."""
-    seen = {}
-    for place in (root / "0.1.15", root / "tlcache/records"):
-        for path in place.glob("**/*"):
-            status = path.lstat()
-            if path.parent != root / "0.1.15/linux-x86_64":
-                seen[status.st_ino] = status.st_blocks * 512
-    return sum(seen.values())
+    found = 0
+    for place in (root / KERNELS, root / "tlcache/records"):
+        for directory, names, files in os.walk(place):
+            inside = names if directory == str(place) and place.name == "kernels" else []
+            for name in [*inside, *files]:
+                try:
+                    found += os.lstat(os.path.join(directory, name)).st_blocks * 512
+                except FileNotFoundError:
+                    pass  # it is just going
+    return found
 
 
 class Followed:
@@ -143,7 +146,7 @@ def followed(cache_root: Path) -> Iterator[Callable[..., Followed]]:
 class Served:
     """A service in a process of its own."""
 
-    def __init__(self, settings: dict[str, Any], **more: Any) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         script = str(Path(__file__).parent / "served.py")
         self.process = subprocess.Popen(
             [sys.executable, script, json.dumps(settings)],
@@ -151,7 +154,6 @@ class Served:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **more,
         )
         self.started = self._line()
 
@@ -190,10 +192,10 @@ def served(cache_root: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """Start a service of its own on a root, by default the one in force."""
     running: list[Served] = []
 
-    def serve(*roots: Path, user: int | None = None, **settings: Any) -> Served:
+    def serve(*roots: Path, **settings: Any) -> Served:
         settings.setdefault("history", str(tmp_path / "history"))
         settings["roots"] = [str(one) for one in roots or (cache_root,)]
-        running.append(Served(settings, user=user))
+        running.append(Served(settings))
         return running[-1]
 
     yield serve

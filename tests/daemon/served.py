@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,14 @@ def main() -> None:
     )
     settings.roots = [Path(one) for one in given["roots"]]
     settings.history = Path(given["history"])
+    if "uid" in given:
+        # The interpreter's own files may be closed to that user: what is imported late comes now.
+        for module in ("binary", "params", "mapped", "trash", "evictions"):
+            importlib.import_module(f"tlcache.store.{module}")
+        importlib.import_module("filelock")
+        os.setgroups([])
+        os.setresgid(*[given["uid"]] * 3)
+        os.setresuid(*[given["uid"]] * 3)
     service = Service(settings)
     service.start()
     print(json.dumps(service.ready(60)), flush=True)

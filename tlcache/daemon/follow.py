@@ -138,7 +138,12 @@ class Follower:
     def join(self, timeout: float) -> bool:
         """Wait for its end. Returns whether it has ended."""
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        if self._inotify is not None:  # not before: `stop` may be writing to it
+            inotify, self._inotify = self._inotify, None
+            inotify.close()
+        return True
 
     def _rouse(self) -> None:
         self._wake.set()
@@ -164,9 +169,6 @@ class Follower:
                 _log.exception("following %s went wrong; it is scanned again", self.root)
                 self._wanted = True
                 self._wake.wait(_LOOK)
-        if self._inotify is not None:
-            inotify, self._inotify = self._inotify, None
-            inotify.close()
         self._claim.release()
 
     def _step(self) -> float:

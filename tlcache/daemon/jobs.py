@@ -21,7 +21,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from tlcache.daemon.broadcast import Broadcast
@@ -35,6 +35,7 @@ STATES = ("queued", "running", "done", "failed", "cancelled")
 _QUEUED = 32
 _KEPT = 100
 _TELL_EVERY = 1.0
+_LATELY = timedelta(hours=1)
 _LANES = {"warm": "compiling"}
 
 
@@ -113,7 +114,6 @@ class Jobs:
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._waiting: dict[str, deque[Job]] = {"compiling": deque(), "other": deque()}
         self._running: dict[str, Child] = {}
-        self._totals: Counter[str] = Counter()
         self._stopping = False
         self._threads: list[threading.Thread] = []
 
@@ -161,10 +161,18 @@ class Jobs:
             child.end()
 
     def kernels(self) -> dict[str, int]:
-        """How many kernels are left to do, and how many came to what since the start."""
+        """How many kernels are left to do, and how many came to what, in the jobs that have not
+        ended, or have within the last hour.
+        """
+        oldest = datetime.now(timezone.utc) - _LATELY
+        found = dict.fromkeys(("left", "compiled", "present", "failed"), 0)
         with self._there:
-            left = sum(job.left for job in self._jobs.values())
-            return {"compiled": 0, "present": 0, "failed": 0, **self._totals, "left": left}
+            for job in self._jobs.values():
+                if job.ended is None or job.ended > oldest:
+                    found["left"] += job.left
+                    for status in ("compiled", "present", "failed"):
+                        found[status] += job.kernels[status]
+        return found
 
     def stop(self, seconds: float) -> None:
         """End all jobs, and wait for it at most so long."""
@@ -239,21 +247,16 @@ class Jobs:
                 )
                 if kind == "planned":
                     for name, count in step.get("counts", {}).items():
-                        self._count(job, str(name), int(count))
+                        job.kernels[str(name)] += int(count)
                 elif kind == "started":
                     job.current[key] = str(step.get("kernel"))
                 elif kind == "ended":
                     job.current.pop(key, None)
-                    self._count(job, str(status), 1)
+                    job.kernels[str(status)] += 1
             now = time.monotonic()
             if kind == "planned" or (kind == "ended" and now - told >= _TELL_EVERY):
                 self._tell("job-progress", job)
                 told = now
-
-    def _count(self, job: Job, status: str, count: int) -> None:
-        job.kernels[status] += count
-        if status in ("compiled", "present", "failed"):
-            self._totals[status] += count
 
     def _over(
         self, job: Job, state: str, error: str | None = None, hint: str | None = None

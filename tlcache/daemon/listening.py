@@ -18,6 +18,7 @@ from tlcache.store import sockets
 
 __all__ = ["Listening", "listen"]
 
+_LONGEST = 107
 _HANDED = 3  # the first descriptor of sd_listen_fds(3)
 
 
@@ -60,9 +61,14 @@ def listen(path: str, group: str | None = None) -> Listening:
         raise DaemonError(
             f"there is no group {group!r}", hint=f"`groupadd --system {group}` makes it"
         ) from None
+    if len(os.fsencode(path)) > _LONGEST:
+        raise DaemonError(
+            f"{path} is longer than the {_LONGEST} bytes that a socket's path can have",
+            hint="name a shorter one with `--socket PATH`",
+        )
     _refuse_taken(path)
-    directory, name = os.path.split(path)
-    temporary = os.path.join(directory, f".{name[:40]}-{secrets.token_hex(4)}")
+    directory = os.path.dirname(path)
+    temporary = os.path.join(directory, f".{secrets.token_hex(4)}")
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         _make(directory, gid)

@@ -17,7 +17,7 @@ from tlcache.errors import DaemonError
 
 __all__ = ["Claim"]
 
-_PATIENCE = 1.0
+_PATIENCE = 0.2
 _CREDENTIALS = struct.Struct("3i")
 
 

@@ -46,7 +46,7 @@ STORE = [
     "tlcache.daemon.jobs", "tlcache.daemon.listing", "tlcache.daemon.metrics",
     "tlcache.daemon.openapi", "tlcache.daemon.peers", "tlcache.daemon.reading",
     "tlcache.daemon.routes", "tlcache.daemon.schemas", "tlcache.daemon.served",
-    "tlcache.daemon.server", "tlcache.daemon.stream",
+    "tlcache.daemon.server", "tlcache.daemon.serving", "tlcache.daemon.stream",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",

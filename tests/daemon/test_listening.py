@@ -118,3 +118,19 @@ def test_one_that_was_handed_to_another_process_is_not(path, monkeypatch):
     one = listening.listen(path)
     assert one.path == path
     one.close()
+
+
+def test_a_directory_that_others_can_write_is_refused_unless_it_is_like_tmp(path):
+    directory = os.path.dirname(path)
+    os.mkdir(directory)
+    for mode, fine in ((0o777, False), (0o770, False), (0o1777, True), (0o755, True)):
+        os.chmod(directory, mode)
+        if fine:
+            listening.listen(path).close()
+            continue
+        with pytest.raises(DaemonError, match="others can write"):
+            listening.listen(path)
+        assert os.listdir(directory) == []
+    os.chown(directory, 54321, 54321)
+    with pytest.raises(DaemonError, match="others can write"):
+        listening.listen(path)

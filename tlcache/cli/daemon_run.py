@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from tlcache.errors import DaemonError
 from tlcache.store import layout, select, sockets
 
 __all__ = ["COMMANDS"]
@@ -87,8 +88,15 @@ def run(
     """
     import platformdirs
 
-    from tlcache.daemon import life, listening, server
-    from tlcache.daemon.service import Service
+    try:
+        from tlcache.daemon import life, listening
+        from tlcache.daemon.service import Service
+        from tlcache.daemon.serving import serving
+    except ModuleNotFoundError as error:
+        raise DaemonError(
+            f"the daemon needs {error.name}, which is not installed",
+            hint="`pip install 'tlcache[daemon]'`",
+        ) from error
 
     settings = _Settings(
         tuple(map(Path, roots)) or (layout.cache_root(),),
@@ -114,7 +122,7 @@ def run(
             life.live(
                 Service(settings),
                 lambda: settings,
-                lambda service: server.serving(service, held.socket),
+                lambda service: serving(service, held.socket),
             )
         )
     finally:

@@ -72,6 +72,7 @@ def listen(path: str, group: str | None = None) -> Listening:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         _make(directory, gid)
+        _check(directory)
         os.fchmod(server.fileno(), 0o600)  # what is bound gets this mode, less the umask
         server.bind(temporary)
         if gid is not None:
@@ -81,10 +82,12 @@ def listen(path: str, group: str | None = None) -> Listening:
         server.setblocking(False)
         os.rename(temporary, path)
         return Listening(server, path)
-    except OSError as error:
+    except (OSError, DaemonError) as error:
         server.close()
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, DaemonError):
+            raise
         said = (error.strerror or str(error)).lower()
         raise DaemonError(
             f"no socket can be had at {path}: {said}", hint="name another one with `--socket PATH`"
@@ -140,3 +143,14 @@ def _make(directory: str, gid: int | None) -> None:
         if gid is not None:
             os.chown(directory, -1, gid)
             os.chmod(directory, 0o750)
+
+
+def _check(directory: str) -> None:
+    """Refuse a directory in which others can put their own socket in the place of this one."""
+    status = os.stat(directory)
+    open_to_others = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+    if open_to_others or status.st_uid not in (0, os.geteuid()):
+        raise DaemonError(
+            f"others can write {directory}, and put their own socket in the daemon's place",
+            hint=f"`chmod go-w {directory}`, or name another one with `--socket PATH`",
+        )

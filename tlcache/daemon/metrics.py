@@ -129,7 +129,7 @@ class Metrics(Collector):
     def _daemon(self) -> Iterator[Metric]:
         yield self._gauge(
             "tlcache_job_kernels",
-            "Kernels of warm jobs that are not done, or were within the last hour, by what became of them.",
+            "Kernels of the warm jobs of now and of the last hour, by what became of them.",
             ("state",),
             (((state,), count) for state, count in self._jobs.kernels().items()),
         )

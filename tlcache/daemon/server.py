@@ -1,8 +1,8 @@
-"""The daemon's socket: HTTP/1.1 and JSON, for those who may ask.
+"""The daemon's application: HTTP/1.1 and JSON, for those who may ask.
 
-Invariant: whoever connects, the loop goes on: connections, requests, bodies and time are bounded,
-and what takes long is done in a thread or in a child. An answer that is no success is JSON that
-says why, and what to do.
+Invariant: whatever is asked, the loop goes on: requests, bodies and time are bounded, and what
+takes long is done in a thread or in a child. An answer that is no success is JSON that says why,
+and what to do.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
 from os import geteuid
 
 from aiohttp import web
@@ -22,16 +19,16 @@ from aiohttp import web
 from tlcache.daemon import openapi, peers
 from tlcache.daemon.api import Asked, Refused, Route, read_body, read_query
 from tlcache.daemon.changing import Changing
-from tlcache.daemon.guard import Guard, Guards, failure
+from tlcache.daemon.guard import Guard, failure
 from tlcache.daemon.jobs import Jobs
 from tlcache.daemon.peers import Caller, Rules
 from tlcache.daemon.reading import Reading
 from tlcache.daemon.routes import routes
 from tlcache.daemon.served import Served
 from tlcache.daemon.stream import Stream
-from tlcache.errors import DaemonError, EnvironmentFault, TlcacheError, UsageError
+from tlcache.errors import EnvironmentFault, TlcacheError, UsageError
 
-__all__ = ["BODY", "IN_FLIGHT", "Server", "serving"]
+__all__ = ["BODY", "IN_FLIGHT", "Server"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,9 +40,6 @@ IN_FLIGHT = 64
 
 _BODY_SECONDS = 5.0
 _THREADS = 4
-_SWITCH = 0.0005
-_LOOK = 0.5
-_ENDING = 2.0
 _CHILDREN_ENDING = 6.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -235,119 +229,3 @@ def _refusal(refused: Refused) -> web.Response:
     if refused.status == 408:
         told.force_close()
     return told
-
-
-# --- listening ---
-
-
-@asynccontextmanager
-async def serving(service: Served, listening: socket.socket) -> AsyncIterator[None]:
-    """Answer on a unix socket while the context lasts, and where the settings say so, with the
-    metrics alone on a port of 127.0.0.1.
-
-    Args:
-        service: The daemon. When its settings are others, that of them which is about the socket
-            is taken over within a second.
-        listening: The socket, listened on.
-
-    Raises:
-        DaemonError: The settings' group is not there, or the port cannot be had.
-    """
-    before = sys.getswitchinterval()
-    # A request gives the interpreter away at each system call, and gets it back that much later
-    # when another thread is at work.
-    sys.setswitchinterval(_SWITCH)
-    server = Server(service)
-    async with AsyncExitStack() as held:
-        held.callback(sys.setswitchinterval, before)
-        await held.enter_async_context(_site(server.app, listening))
-        follower = await held.enter_async_context(_Settings(server, service).following())
-        try:
-            yield
-        finally:
-            follower.cancel()
-            await asyncio.to_thread(server.end)
-
-
-@asynccontextmanager
-async def _site(app: web.Application, listening: socket.socket) -> AsyncIterator[None]:
-    """An application on a socket that is listened on."""
-    loop = asyncio.get_running_loop()
-    runner = web.AppRunner(app, handle_signals=False)
-    await runner.setup()
-    assert runner.server is not None
-    guards = Guards(runner.server)
-    if listening.family == socket.AF_UNIX:
-        accepting = await loop.create_unix_server(guards, sock=listening, backlog=512)
-    else:
-        accepting = await loop.create_server(guards, sock=listening)
-    watching = asyncio.ensure_future(guards.watch())
-    try:
-        yield
-    finally:
-        watching.cancel()
-        accepting.close()
-        await runner.server.shutdown(_ENDING)
-        await runner.cleanup()
-        for one in list(guards.open):
-            one.end()
-
-
-class _Settings:
-    """Keeps to the settings, as they are reloaded."""
-
-    def __init__(self, server: Server, service: Served) -> None:
-        self._server, self._service = server, service
-        self._port: int | None = None
-        self._held = AsyncExitStack()
-
-    @asynccontextmanager
-    async def following(self) -> AsyncIterator[asyncio.Future[None]]:
-        seen = self._service.settings
-        await self._measure(seen.metrics_port)
-        try:
-            yield asyncio.ensure_future(self._follow())
-        finally:
-            await self._held.aclose()
-
-    async def _follow(self) -> None:
-        seen = self._service.settings
-        while True:
-            await asyncio.sleep(_LOOK)
-            if self._service.settings is seen:
-                continue
-            seen = self._service.settings
-            try:
-                group = peers.group_id(seen.group)
-                self._server.rules = self._server.rules._replace(group=group)
-                await self._measure(seen.metrics_port)
-            except DaemonError as error:
-                _log.error("not all was reloaded: %s", error.message)
-
-    async def _measure(self, port: int | None) -> None:
-        """Have the metrics on this port, and on no other."""
-        if port == self._port:
-            return
-        await self._held.aclose()
-        self._port = None
-        if port is not None:
-            await self._held.enter_async_context(
-                _site(self._server.metrics_app, _on_loopback(port))
-            )
-            self._port = port
-
-
-def _on_loopback(port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("127.0.0.1", port))
-        listening.listen(64)
-        listening.setblocking(False)
-    except OSError as error:
-        listening.close()
-        raise DaemonError(
-            f"the port {port} of 127.0.0.1 cannot be had: {(error.strerror or str(error)).lower()}",
-            hint="set `metrics_port` to a free one, or to none",
-        ) from error
-    return listening

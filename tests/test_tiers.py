@@ -41,6 +41,17 @@ STORE = [
     "tlcache.cli.shapes", "tlcache.agents", "tlcache.readings", "tlcache.advice",
     "tlcache.cli.stats", "tlcache.cli.top", "tlcache.cli.view", "tlcache.cli.overview",
     "tlcache.cli.single", "tlcache.cli.live", "tlcache.cli.outside", "tlcache.store.outside",
+    "tlcache.daemon", "tlcache.daemon.bounds", "tlcache.daemon.broadcast", "tlcache.daemon.follow",
+    "tlcache.daemon.history", "tlcache.daemon.index", "tlcache.daemon.inotify",
+    "tlcache.daemon.life", "tlcache.daemon.listening", "tlcache.daemon.notify",
+    "tlcache.daemon.root", "tlcache.daemon.service", "tlcache.daemon.single",
+    "tlcache.daemon.tally", "tlcache.cli.daemon", "tlcache.cli.daemon_run",
+    "tlcache.store.described", "tlcache.daemon.api", "tlcache.daemon.cached",
+    "tlcache.daemon.changing", "tlcache.daemon.children", "tlcache.daemon.guard",
+    "tlcache.daemon.jobs", "tlcache.daemon.listing", "tlcache.daemon.metrics",
+    "tlcache.daemon.openapi", "tlcache.daemon.peers", "tlcache.daemon.reading",
+    "tlcache.daemon.routes", "tlcache.daemon.schemas", "tlcache.daemon.served",
+    "tlcache.daemon.server", "tlcache.daemon.serving", "tlcache.daemon.stream",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder",
@@ -66,6 +77,18 @@ def _brought(python, module: str) -> set[str]:
 @pytest.mark.parametrize("module", STORE)
 def test_the_store_tier_brings_neither_torch_nor_tilelang(python, module):
     assert _brought(python, module) == set()
+
+
+def test_what_the_daemon_needs_is_brought_by_no_other_command(python):
+    commands = [path.stem for path in ROOT.glob("tlcache/cli/[a-z]*.py")]
+    done = python(
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]: importlib.import_module(f'tlcache.cli.{name}')\n"
+        "print(*{'aiohttp', 'prometheus_client', 'watchdog'} & set(sys.modules))",
+        *commands,
+    )
+    assert done.code == 0, done.err
+    assert done.out.split() == []
 
 
 def test_no_module_of_the_runtime_tier_brings_tilelang(python):

@@ -16,6 +16,10 @@
         RuntimeLibraryError      3   TileLang's or tvm-ffi's runtime library is not installed
         AgentError               3   an agent cannot listen, or its directory is not the user's
         alone
+
+
+        DaemonError              3   the daemon cannot run here: another one does, or a socket
+        cannot be had
       KernelError                1   this kernel is not to be had
         CompileError             1   it does not compile
         MissError                1   it is not in the cache, and compiling was ruled out
@@ -34,6 +38,7 @@ __all__ = [
     "CaptureError",
     "CompileError",
     "ConfigError",
+    "DaemonError",
     "EnvironmentFault",
     "FactoryError",
     "GradientError",
@@ -137,6 +142,10 @@ class AgentError(EnvironmentFault):
     """An agent cannot listen: its directory is not the user's alone, or a socket is not to be had
     there.
     """
+
+
+class DaemonError(EnvironmentFault):
+    """The daemon cannot run here: another one watches the root, or its socket cannot be had."""
 
 
 class KernelError(TlcacheError):

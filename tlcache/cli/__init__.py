@@ -36,6 +36,7 @@ _COMMANDS = {
     "config": "Show the settings in force, and where each value came from.",
     "daemon": "Watch, bound and serve caches, as a service of this machine.",
     "env": "Print the exports that put a process on a cache root of its own version key.",
+    "daemon": "Watch, bound and serve caches, continuously.",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tlcache.cli import daemon_status, daemon_units
+from tlcache.cli import daemon_run, daemon_status, daemon_units
 
 __all__ = ["command"]
 
@@ -14,5 +14,5 @@ def command() -> None:
     """Watch, bound and serve caches, as a service of this machine."""
 
 
-for _subcommand in (*daemon_units.COMMANDS, *daemon_status.COMMANDS):
+for _subcommand in (*daemon_run.COMMANDS, *daemon_units.COMMANDS, *daemon_status.COMMANDS):
     command.add_command(_subcommand)

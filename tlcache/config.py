@@ -223,21 +223,14 @@ def _default(name: str, values: Mapping[str, Any]) -> Any:
     if name == "roots":
         return (Path(os.path.abspath(values["cache_dir"])),)
     if name == "socket":
-        return Path(_runtime_directory()) / "daemon.sock"
+        from tlcache.store import sockets
+
+        return Path(sockets.daemon_directory()) / "daemon.sock"
     if name == "history":
         return Path(_state_directory()) / "history"
     return {"trust": "owner", "interval": 5.0, "log_level": "info", "prune_schedule": "daily"}.get(
         name
     )
-
-
-def _runtime_directory() -> str:
-    """Where the daemon's socket lies."""
-    uid = os.geteuid()
-    theirs = os.environ.get("XDG_RUNTIME_DIR", "")
-    if uid == 0:
-        return "/run/tlcache"
-    return os.path.join(theirs, "tlcache") if os.path.isabs(theirs) else f"/tmp/tlcache-{uid}"
 
 
 def _state_directory() -> str:

@@ -34,7 +34,6 @@ _COMMANDS = {
     "doctor": "Check the cache and this machine, and say what to do about each fault.",
     "key": "Print the version key of this environment, and what it is made of.",
     "config": "Show the settings in force, and where each value came from.",
-    "daemon": "Watch, bound and serve caches, as a service of this machine.",
     "env": "Print the exports that put a process on a cache root of its own version key.",
     "daemon": "Watch, bound and serve caches, continuously.",
 }

@@ -7,30 +7,14 @@ import gc
 import logging
 import os
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
+from tlcache import config
 from tlcache.errors import DaemonError
-from tlcache.store import layout, select, sockets
+from tlcache.settings import Settings
 
 __all__ = ["COMMANDS"]
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What the command line says."""
-
-    roots: tuple[Path, ...]
-    max_size: int | None
-    max_age: float | None
-    keep_free: int | None
-    interval: float
-    history: Path
-    socket: Path
-    group: str | None
-    metrics_port: int | None
 
 
 @click.command("run")
@@ -55,20 +39,8 @@ class _Settings:
     help="Have the metrics on 127.0.0.1:PORT, too, for everybody on this machine.",
 )
 @click.option("--history", metavar="FILE", help="Where counters and samples are kept.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.5),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often the processes' agents are asked.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
+@click.option("--interval", metavar="SPAN", help="How often the processes' agents are asked.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 def run(
     roots: tuple[str, ...],
     max_size: str | None,
@@ -78,16 +50,14 @@ def run(
     group: str | None,
     metrics_port: int | None,
     history: str | None,
-    interval: float,
-    log_level: str,
+    interval: str | None,
+    log_level: str | None,
 ) -> int:
     """Watch cache roots, keep them within bounds, and keep figures, until SIGTERM.
 
-    A bound is enforced in idle moments, by what `prune` would do: nothing goes that a process has
-    loaded. Without one nothing is deleted.
+    What is not said here is taken from tlcache.toml. A bound is enforced in idle moments, by what
+    `prune` would do: nothing goes that a process has loaded. Without one nothing is deleted.
     """
-    import platformdirs
-
     try:
         from tlcache.daemon import life, listening
         from tlcache.daemon.service import Service
@@ -98,19 +68,25 @@ def run(
             hint="`pip install 'tlcache[daemon]'`",
         ) from error
 
-    settings = _Settings(
-        tuple(map(Path, roots)) or (layout.cache_root(),),
-        select.bytes_of(max_size) if max_size is not None else None,
-        select.age(max_age).total_seconds() if max_age is not None else None,
-        select.bytes_of(keep_free) if keep_free is not None else None,
-        interval,
-        Path(history or os.path.join(platformdirs.user_state_dir("tlcache", False), "history")),
-        Path(path or os.path.join(sockets.directory(), "daemon.sock")),
-        group,
-        metrics_port,
-    )
+    given = {
+        "roots": [os.path.abspath(one) for one in roots],
+        "max_size": max_size,
+        "max_age": max_age,
+        "keep_free": keep_free,
+        "socket": path,
+        "group": group,
+        "metrics_port": metrics_port,
+        "history": history,
+        "interval": interval,
+        "log_level": log_level,
+    }
+
+    def load() -> Settings:
+        return config.load(given)
+
+    settings = load()
     logging.basicConfig(
-        level=log_level.upper(),
+        level=settings.log_level.upper(),
         stream=sys.stderr,
         # The journal has times of its own.
         format="%(message)s" if "JOURNAL_STREAM" in os.environ else "%(asctime)s %(message)s",
@@ -121,7 +97,7 @@ def run(
         ended = asyncio.run(
             life.live(
                 Service(settings),
-                lambda: settings,
+                load,
                 lambda service: serving(service, held.socket),
             )
         )

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from tlcache.daemon import notify
-from tlcache.daemon.service import Service, Settings
+from tlcache.daemon.service import Service
 from tlcache.errors import TlcacheError
+from tlcache.settings import Settings
 
 __all__ = ["Serving", "live"]
 

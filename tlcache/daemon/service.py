@@ -11,10 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tlcache import __version__, agents, readings
 from tlcache.agents import Answer
@@ -26,35 +24,15 @@ from tlcache.daemon.history import History
 from tlcache.daemon.index import Index
 from tlcache.daemon.single import Claim
 from tlcache.errors import DaemonError
+from tlcache.settings import Settings
 
-__all__ = ["Service", "Settings"]
+__all__ = ["Service"]
 
 _log = logging.getLogger(__name__)
 
 _STEP = 0.5
 _SAMPLES = 10.0
 _HUNG = 60.0
-
-
-class Settings(Protocol):
-    """What the service is told to do, as `tlcache.toml` has it."""
-
-    @property
-    def roots(self) -> Sequence[Path]: ...
-    @property
-    def max_size(self) -> int | None: ...
-    @property
-    def max_age(self) -> float | None: ...
-    @property
-    def keep_free(self) -> int | None: ...
-    @property
-    def interval(self) -> float: ...
-    @property
-    def history(self) -> Path: ...
-    @property
-    def group(self) -> str | None: ...
-    @property
-    def metrics_port(self) -> int | None: ...
 
 
 class Service:

@@ -88,7 +88,7 @@ def test_the_version_key_is_that_of_the_command(daemon, tlcache):
 
 
 def test_processes_are_told_as_stats_tells_them(daemon, tmp_path):
-    one = daemon("--interval=0.5")
+    one = daemon("--interval=1s")
     assert one.json("/v1/processes")["processes"] == []
     agent = subprocess.Popen(
         [sys.executable, "-c", "import tlcache.agent as a, sys; a.start(); sys.stdin.read()"],

@@ -69,7 +69,7 @@ def run(
         ) from error
 
     given = {
-        "roots": [os.path.abspath(one) for one in roots],
+        "roots": [os.path.abspath(one) for one in roots] or None,
         "max_size": max_size,
         "max_age": max_age,
         "keep_free": keep_free,

@@ -45,6 +45,7 @@ def daemon(cache_root: Path, tmp_path: Path) -> Iterator[Any]:
 
     def start(*options: str, **env: str) -> subprocess.Popen[str]:
         command = [*TLCACHE, "daemon", "run", "--history", str(tmp_path / "history"), *options]
+        command += ["--socket", str(tmp_path / f"{len(running)}.sock")]
         running.append(
             subprocess.Popen(
                 command,
@@ -125,3 +126,15 @@ def test_a_bound_that_is_no_size_is_refused(tlcache):
 def test_help_names_what_it_does(tlcache):
     assert "Watch, bound and serve" in tlcache("daemon", "--help").out
     assert "--keep-free" in tlcache("daemon", "run", "--help").out
+
+
+def test_without_its_extra_it_says_what_to_install(python):
+    done = python(
+        "import sys\n"
+        "sys.modules['aiohttp'] = None\n"
+        "from tlcache.cli import main\n"
+        "main(['daemon', 'run'])\n"
+    )
+    assert done.code == 3
+    assert "the daemon needs aiohttp" in done.err
+    assert "pip install 'tlcache[daemon]'" in done.err

@@ -17,7 +17,7 @@ from tlcache.daemon.service import Service
 
 
 def main() -> None:
-    logging.basicConfig(stream=sys.stderr, level="INFO")
+    logging.basicConfig(stream=sys.stderr, level="INFO", format="%(asctime)s %(message)s")
     given = json.loads(sys.argv[1])
     settings = SimpleNamespace(
         **{"max_size": None, "max_age": None, "keep_free": None, "interval": 0.5, **given}

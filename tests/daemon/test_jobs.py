@@ -10,7 +10,7 @@ import pytest
 
 from tests.daemon.conftest import PATIENCE, publish, until
 from tlcache.daemon.broadcast import Broadcast
-from tlcache.daemon.children import Work
+from tlcache.daemon.children import LISTED, Work
 from tlcache.daemon.jobs import _KEPT, _QUEUED, Job, Jobs, QueueFull
 
 
@@ -159,12 +159,12 @@ def test_there_are_only_so_many_jobs_and_the_oldest_are_forgotten(jobs, cache_ro
 
 
 def test_a_long_list_in_a_result_is_cut_and_says_so(jobs, cache_root):
-    for number in range(1010):
+    for number in range(LISTED + 10):
         _old(cache_root, number)
     work = Work("prune", str(cache_root), ("--larger-than=1", "--dry-run"))
     job = _ended(jobs.submit(work))
-    assert len(job.result["would_delete"]) == 1000
-    assert job.result["cut"] == {"would_delete": 1010}
+    assert len(job.result["would_delete"]) == LISTED
+    assert job.result["cut"] == {"would_delete": LISTED + 10}
 
 
 def test_what_becomes_of_jobs_is_told(cache_root):
@@ -190,7 +190,7 @@ def test_jobs_are_asked_for_over_the_socket(daemon, cache_root):
     assert first.json["job"]["id"] == second.json["job"]["id"]
     job = one.job(second)
     assert (job["state"], job["kernels"]) == ("done", {"total": 1, "compiled": 1, "left": 0})
-    assert job["command"].startswith("tlcache warm --shapes=shapes.json --target=cpu")
+    assert job["command"].startswith("tlcache warm --shapes=shapes.json --timeout=900")
     (entry,) = until(lambda: one.json("/v1/entries?op=rms_norm")["entries"])
     assert entry["workload"]["M"] == 1
     would = one.job(one.post("/v1/prune", {"op": ["rms_norm"]}))

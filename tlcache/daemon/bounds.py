@@ -251,11 +251,11 @@ class Bounds:
             stays += [one.why for one in plan.stays]
         bound.measured(size, grown)
         bound.over = self._over(root, size, stays)
-        wait = _LATER
-        if any(why in _PASSING for why in stays):
-            bound.follower.rescan()
-            wait = _SOON
-        bound.next = time.monotonic() + (wait if bound.over else 0)
+        if _USED in stays:
+            bound.follower.rescan()  # the index did not know that
+        passes = any(why in _PASSING for why in stays)
+        wait = (_SOON if passes else _LATER) if bound.over else 0
+        bound.next = time.monotonic() + wait
 
     def _policies(self, root: str) -> Iterator[tuple[str, str, Callable[[int], Policy | None]]]:
         limits = self.limits
@@ -323,9 +323,10 @@ class Bounds:
             raise _Stopped
 
 
+_USED = "used since it was chosen"
 _PASSING = (
     "written just now",
-    "used since it was chosen",
+    _USED,
     "changed since it was chosen",
     "given a record since it was chosen",
     "being compiled",

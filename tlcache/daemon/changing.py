@@ -96,11 +96,11 @@ class Changing:
         self._service, self._jobs = service, jobs
 
     async def warm(self, asked: Asked) -> web.Response:
-        spelled = asked.query["target"]
-        chosen = [targets.parse(one) for one in spelled] or shapes.targets(
-            asked.body, "the document"
-        )
-        options = [f"--target={target.name}" for target in dict.fromkeys(chosen)]
+        spelled = dict.fromkeys(asked.query["target"])
+        for one in spelled:
+            targets.parse(one)
+        shapes.targets(asked.body, "the document")
+        options = [f"--target={one}" for one in spelled]
         options.append(f"--timeout={_COMPILE_SECONDS}")
         # Spelled in one way, so that who writes the same otherwise has the same job.
         text = json.dumps(json.loads(asked.raw), sort_keys=True)

@@ -26,7 +26,7 @@ import psutil
 
 __all__ = ["LISTED", "Child", "Work"]
 
-LISTED = 1000
+LISTED = 500
 """Items that are kept of each list in a result; `cut` says of how many."""
 
 _LONGEST = 6 * 3600.0

@@ -170,7 +170,7 @@ class Reading:
     # --- jobs ---
 
     async def jobs(self, asked: Asked) -> web.Response:
-        return answer({"jobs": [{**one.as_json(), "result": None} for one in self._jobs.all()]})
+        return answer({"jobs": [one.as_json(whole=False) for one in self._jobs.all()]})
 
     async def job(self, asked: Asked) -> web.Response:
         return answer({"job": the_job(self._jobs, asked.request.match_info["id"]).as_json()})

@@ -85,7 +85,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         ),
         "description": (
             "`command` does the same by hand, and `result` is what its --json says; lists in it "
-            "have at most 1000 items, and `cut` says how long the longer ones were."
+            "have at most 500 items, and `cut` says how long the longer ones were."
         ),
     },
     "Check": _exactly(name=_TEXT, status={"enum": ["ok", "degraded", "failing"]}, detail=_MAYBE),

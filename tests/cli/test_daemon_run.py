@@ -120,7 +120,7 @@ def test_it_ends_at_once_in_the_middle_of_its_work(daemon, manager, cache_root):
 def test_a_bound_that_is_no_size_is_refused(tlcache):
     done = tlcache("daemon", "run", "--max-size", "many")
     assert done.code == 2
-    assert "'many' is no size" in done.err
+    assert 'max_size of the command line is "many": expected a size' in done.err
 
 
 def test_help_names_what_it_does(tlcache):

@@ -63,9 +63,7 @@ def daemon(cache_root: Path, tmp_path: Path) -> Iterator[Any]:
             process.communicate()
 
 
-def test_it_is_ready_reloads_and_stops_as_a_service_manager_wants_it(
-    daemon, manager, cache_root
-):
+def test_it_is_ready_reloads_and_stops_as_a_service_manager_wants_it(daemon, manager, cache_root):
     publish(cache_root, 1)
     process = daemon()
     assert "1 of 1 roots: 1 entries" in manager.hears("READY=1")

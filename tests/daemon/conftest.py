@@ -58,9 +58,7 @@ def publish(root: Path, number: int, *, size: int = 1000, filed: bool = False) -
             RECORD,
             entry=f"{KERNELS}/{key(number)}",
             action_key=key(-1 - number),
-            library=RECORD.library._replace(
-                size=size, sha256=hashlib.sha256(library).hexdigest()
-            ),
+            library=RECORD.library._replace(size=size, sha256=hashlib.sha256(library).hexdigest()),
         )
         record.write(root, one)
     return kernels / key(number)
@@ -220,7 +218,7 @@ def copied(entry: Path, root: Path, number: int) -> Path:
 
 @pytest.fixture
 def daemon(cache_root: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Start `tlcache daemon run` on roots, by default the one in force, and wait until it serves."""
+    """Start `tlcache daemon run` on roots, by default the one in force; wait until it serves."""
     from tests.daemon.asking import Daemon
 
     started: list[Any] = []

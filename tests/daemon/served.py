@@ -1,6 +1,6 @@
 """A service in a process of its own, for tests that stop, kill and ask it: JSON in, JSON out.
 
-    python served.py SETTINGS      each line of standard input is a question, answered on one line
+python served.py SETTINGS      each line of standard input is a question, answered on one line
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ def whole(root: Path) -> None:
     for path in (root / KERNELS).iterdir():
         assert sorted(file.name for file in path.iterdir()) == ["kernel_lib.so", "params.json"]
     dangling = [
-        one.location for one in candidates.gather(root).candidates if one.entry.place.kind == "record"
+        one.location
+        for one in candidates.gather(root).candidates
+        if one.entry.place.kind == "record"
     ]
     assert dangling == []
 

@@ -125,7 +125,9 @@ def test_a_root_that_appears_below_a_base_is_one_and_one_that_is_emptied_is_not(
         publish(mixed / "tl0.1.15", number, filed=True)
     one.is_a_scan()
     filed = [found for found in one.index.entries() if "/tl0.1.15/" in found.place.location]
-    assert [found.record is not None for found in filed if found.place.kind == "kernel"] == [True] * 3
+    assert [found.record is not None for found in filed if found.place.kind == "kernel"] == [
+        True
+    ] * 3
     (mixed / "tl0.1.15").rename(mixed / "other")
     one.is_a_scan()
     shutil.rmtree(mixed / "other/0.1.15")
@@ -203,7 +205,9 @@ _STEPS = st.lists(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=_STEPS)
-def test_any_sequence_of_changes_leaves_what_a_scan_finds(steps, followed, entries, tmp_path_factory):
+def test_any_sequence_of_changes_leaves_what_a_scan_finds(
+    steps, followed, entries, tmp_path_factory
+):
     root = tmp_path_factory.mktemp("root")
     one = followed(root)
     for number, (step, which) in enumerate(steps):

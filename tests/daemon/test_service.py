@@ -55,7 +55,9 @@ def test_each_root_is_told_apart(served, tmp_path):
     }
 
 
-def test_a_second_one_on_the_same_root_refuses_with_the_pid_of_the_first(served, cache_root, tmp_path):
+def test_a_second_one_on_the_same_root_refuses_with_the_pid_of_the_first(
+    served, cache_root, tmp_path
+):
     publish(cache_root, 1)
     first = served()
     second = served(history=str(tmp_path / "other"))
@@ -139,7 +141,9 @@ def test_a_root_that_goes_and_comes_is_told_in_its_health(served, cache_root):
     assert kinds.index("root-lost") < kinds.index("root-back")
 
 
-def test_processes_with_agents_are_counted_once_and_for_good(served, cache_root, tmp_path, monkeypatch):
+def test_processes_with_agents_are_counted_once_and_for_good(
+    served, cache_root, tmp_path, monkeypatch
+):
     publish(cache_root, 1)
     monkeypatch.setenv("TLCACHE_RUNTIME_DIR", str(tmp_path / "run"))
     script = (

@@ -11,7 +11,7 @@ __all__ = ["command"]
 
 @click.group("daemon")
 def command() -> None:
-    """Watch, bound and serve caches, as a service of this machine."""
+    """Watch, bound and serve caches, continuously."""
 
 
 for _subcommand in (*daemon_run.COMMANDS, *daemon_units.COMMANDS, *daemon_status.COMMANDS):

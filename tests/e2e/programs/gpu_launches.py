@@ -1,5 +1,6 @@
-"""A program that launches its kernels on a GPU, checks what they compute, and waits for its end where it is
-told to."""
+"""A program that launches its kernels on a GPU and checks what they compute; with `--wait` it then
+waits for its end.
+"""
 
 import sys
 

@@ -40,7 +40,7 @@ STORE = [
     "tlcache.daemon.history", "tlcache.daemon.index", "tlcache.daemon.inotify",
     "tlcache.daemon.life", "tlcache.daemon.listening", "tlcache.daemon.notify",
     "tlcache.daemon.root", "tlcache.daemon.service", "tlcache.daemon.single",
-    "tlcache.daemon.tally", "tlcache.cli.daemon", "tlcache.cli.daemon_run",
+    "tlcache.daemon.tally", "tlcache.daemon.watch", "tlcache.cli.daemon", "tlcache.cli.daemon_run",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",

@@ -45,7 +45,7 @@ STORE = [
     "tlcache.daemon.history", "tlcache.daemon.index", "tlcache.daemon.inotify",
     "tlcache.daemon.life", "tlcache.daemon.listening", "tlcache.daemon.notify",
     "tlcache.daemon.root", "tlcache.daemon.service", "tlcache.daemon.single",
-    "tlcache.daemon.tally", "tlcache.cli.daemon", "tlcache.cli.daemon_run",
+    "tlcache.daemon.tally", "tlcache.daemon.watch", "tlcache.cli.daemon", "tlcache.cli.daemon_run",
     "tlcache.store.described", "tlcache.daemon.api", "tlcache.daemon.cached",
     "tlcache.daemon.changing", "tlcache.daemon.children", "tlcache.daemon.guard",
     "tlcache.daemon.jobs", "tlcache.daemon.listing", "tlcache.daemon.metrics",

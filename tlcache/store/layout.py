@@ -254,7 +254,7 @@ class Shelf(NamedTuple):
         return EntryPlace(name, self.path, self.tilelang, self.platform, "unknown")
 
     def _at(self, name: str) -> str:
-        return os.path.join(self.path, name)
+        return f"{self.path.rstrip('/')}/{name}"  # half of what `os.path.join` takes
 
     def _thing(self, name: str, kind: str, key: str | None = None) -> EntryPlace:
         return EntryPlace(key or name, self._at(name), self.tilelang, self.platform, kind)

@@ -220,7 +220,7 @@ def copied(entry: Path, root: Path, number: int) -> Path:
 
 @pytest.fixture
 def daemon(cache_root: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Start `tlcache daemon run` on roots, by default the one in force, and wait until it serves."""
+    """Start `tlcache daemon run` on roots, by default the one in force, until it serves."""
     from tests.daemon.asking import Daemon
 
     started: list[Any] = []

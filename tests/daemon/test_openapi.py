@@ -128,7 +128,9 @@ def test_every_operation_says_what_it_is_for_and_who_may(document):
 
 
 def test_what_is_checked_is_what_is_published(document):
-    parameters = {each["name"]: each for each in document["paths"]["/v1/entries"]["get"]["parameters"]}
+    parameters = {
+        each["name"]: each for each in document["paths"]["/v1/entries"]["get"]["parameters"]
+    }
     assert parameters["limit"]["schema"] == {
         "type": "integer", "minimum": 1, "maximum": 500, "default": 100,
     }  # fmt: skip

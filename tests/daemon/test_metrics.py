@@ -16,8 +16,9 @@ from tlcache.daemon.metrics import COUNTERS, SERIES, VALUES, Metrics
 NAMES = {
     "tlcache_agents", "tlcache_agents_silent", "tlcache_bytes", "tlcache_compile_seconds",
     "tlcache_compiles_after_ready", "tlcache_daemon_info", "tlcache_entries",
-    "tlcache_evicted_bytes", "tlcache_evictions", "tlcache_jit_thrashing", "tlcache_job_kernels", "tlcache_requests",
-    "tlcache_restore_seconds", "tlcache_root_up", "tlcache_scan_seconds",
+    "tlcache_evicted_bytes", "tlcache_evictions", "tlcache_jit_thrashing",
+    "tlcache_job_kernels", "tlcache_requests", "tlcache_restore_seconds", "tlcache_root_up",
+    "tlcache_scan_seconds",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@
 Two phases, each with a service in a process of its own, on roots of the real entries that
 `large_root.py` makes:
 
-follow    Writers publish entries by rename, half of them with records, and delete them again, spread
+follow    Writers publish entries by rename, half of them recorded, and delete them again, spread
           over a minute. Once the index has not changed for 12 s it is compared with a fresh scan,
           place by place and byte by byte; measured is when it was so first.
 bounds    Writers publish for as long, fifty entries a second, above the root's `max_size`; this

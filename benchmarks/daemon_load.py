@@ -7,7 +7,8 @@
 A daemon watches a root of real entries (those of `large_root.py`), of which a process publishes and
 removes 10,000 a minute, as TileLang and a prune would. Clients in processes of their own ask over
 its unix socket, on connections that they keep: `/v1/stats`, `/metrics`, then both at once, each
-at the given rate. A request is due at a time of its own, and its latency is counted from then,
+at the given rate; and before these a server that does nothing but answer, for what the clients and
+the machine take. A request is due at a time of its own, and its latency is counted from then,
 also where the one before it was late.
 """
 
@@ -36,7 +37,12 @@ METHOD = (
     "last byte. Entries are published by rename from another directory of the file system, and "
     "removed the same way, in pairs that leave the root as it was."
 )
-VARIANTS = {"stats": ("/v1/stats",), "metrics": ("/metrics",), "both": ("/v1/stats", "/metrics")}
+VARIANTS = {
+    "floor": ("/",),
+    "stats": ("/v1/stats",),
+    "metrics": ("/metrics",),
+    "both": ("/v1/stats", "/metrics"),
+}
 CHURN = 10_000 / 60
 BOUND = 0.050
 
@@ -100,6 +106,24 @@ def _connected(path: str) -> socket.socket:
     return connection
 
 
+# Answers every request with the same bytes, from the same kind of loop: what the clients and the
+# machine take, whatever is asked.
+FLOOR = """
+import asyncio, sys
+BODY = b"x" * 8192
+ANSWER = b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n%b" % (len(BODY), BODY)
+class Floor(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+    def data_received(self, data):
+        self.transport.write(ANSWER)
+async def main():
+    server = await asyncio.get_running_loop().create_unix_server(Floor, sys.argv[1])
+    await server.serve_forever()
+asyncio.run(main())
+"""
+
+
 def client(job: dict[str, Any]) -> dict[str, Any]:
     """Ask at fixed times, on whichever connection is free; the latencies, and what went wrong."""
     latencies: list[float] = []
@@ -153,6 +177,9 @@ class Daemon:
             if time.monotonic() > deadline or self.process.poll() is not None:
                 raise Failure(f"the daemon did not start: {(self.place / 'log').read_text()}")
             time.sleep(0.1)
+        self._floor = subprocess.Popen(
+            [sys.executable, "-c", FLOOR, str(self.place / "floor.sock")]
+        )
         aside = self.place / "aside"
         aside.mkdir(exist_ok=True)
         kernels = sorted(str(path) for path in self.root.glob("*/linux-x86_64/kernels/*"))[:50]
@@ -175,6 +202,8 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         if hasattr(self, "_churn"):
             self.churned = int(self._churn.communicate()[0])
+            self._floor.kill()
+            self._floor.wait()
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(20)
@@ -186,6 +215,11 @@ class Daemon:
         """Its resident bytes."""
         pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def waited(self) -> float:
+        """Seconds for which one of its threads could run, and had no core."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(one.read_text(encoding="ascii").split()[1]) for one in tasks) / 1e9
 
     def cpu(self) -> float:
         """Its CPU seconds so far."""
@@ -199,11 +233,12 @@ class Daemon:
         """Ask for each path at a rate for so long."""
         rate = rate * len(paths) / options.clients
         begin = time.time() + 1.0
-        before, cpu = time.perf_counter(), self.cpu()
+        before, cpu, waited = time.perf_counter(), self.cpu(), self.waited()
+        asked = self.socket if paths != VARIANTS["floor"] else self.place / "floor.sock"
         clients = []
         for number in range(options.clients):
             job = {
-                "socket": str(self.socket),
+                "socket": str(asked),
                 "paths": paths,
                 "rate": rate,
                 "seconds": seconds,
@@ -218,7 +253,7 @@ class Daemon:
             )
         answers = [json.loads(one.communicate()[0]) for one in clients]
         latencies = sorted(value for one in answers for value in one["latencies"])
-        longest = max(one["seconds"] for one in answers)
+        longest, took = max(one["seconds"] for one in answers), time.perf_counter() - before
         return {
             "requests": len(latencies),
             "per_second": len(latencies) / longest,
@@ -228,7 +263,9 @@ class Daemon:
             "p90": _rank(latencies, 0.90),
             "p99": _rank(latencies, 0.99),
             "max": latencies[-1],
-            "daemon_cores": (self.cpu() - cpu) / (time.perf_counter() - before),
+            "daemon_cores": (self.cpu() - cpu) / took,
+            "daemon_waited_cores": (self.waited() - waited) / took,
+            "load": os.getloadavg()[0],
             "memory": self.memory(),
         }
 
@@ -239,7 +276,9 @@ def _rank(ordered: list[float], share: float) -> float:
 
 def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     """Start everything, and run the variants in turn; then the soak."""
-    found: dict[str, Any] = {"rounds": {name: [] for name in VARIANTS}, "soak": []}
+    # What else runs here decides the latencies as much as the daemon does.
+    shared = {"niceness": os.getpriority(os.PRIO_PROCESS, 0), "load_before": os.getloadavg()[0]}
+    found: dict[str, Any] = {**shared, "rounds": {name: [] for name in VARIANTS}, "soak": []}
     daemon = Daemon(place, options.entries)
     with daemon:
         daemon.load(VARIANTS["both"], options, 3.0, options.rate)  # discarded
@@ -264,7 +303,10 @@ def _report(options: argparse.Namespace, found: dict[str, Any]) -> None:
         worst = max(rounds, key=lambda one: one["p99"])
         cells = [method.duration(worst[key]) for key in ("p50", "p90", "p99", "max")]
         slowest = min(one["per_second"] for one in rounds)
-        rows.append([name, f"{slowest:,.0f}", *cells, f"{worst['daemon_cores']:.2f}"])
+        cores = [f"{worst[key]:.2f}" for key in ("daemon_cores", "daemon_waited_cores")]
+        rows.append([name, f"{slowest:,.0f}", *cells, *cores])
+        if name == "floor":
+            continue
         wanted = 0.99 * options.rate * len(VARIANTS[name])
         goals.append(Goal(f"{name}, requests a second", slowest, wanted, least=True, unit=""))
         goals.append(Goal(f"{name}, p99", worst["p99"], BOUND, least=False, unit=" s"))
@@ -273,7 +315,7 @@ def _report(options: argparse.Namespace, found: dict[str, Any]) -> None:
     goals.append(Goal("answers that were no 200", failures, 0, least=False, unit=""))
     print(f"{options.entries:,} entries, {found['churned']:,} published, {method.cores()} cores")
     print("\nthe worst of the rounds")
-    header = ["read", "a second", "p50", "p90", "p99", "max", "daemon's cores"]
+    header = ["read", "a second", "p50", "p90", "p99", "max", "daemon's cores", "waited for"]
     print(method.table(header, rows))
     if len(found["soak"]) > 1:
         memory = [one["memory"] for one in found["soak"]]

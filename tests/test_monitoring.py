@@ -8,28 +8,38 @@ import shutil
 import subprocess
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tlcache.daemon.broadcast import Broadcast
+from tlcache.daemon.history import History
+from tlcache.daemon.index import Index
+from tlcache.daemon.jobs import Jobs
+from tlcache.daemon.metrics import Metrics
 
 PLACE = Path(__file__).parents[1] / "examples/monitoring"
 DASHBOARD = json.loads((PLACE / "dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
 
-METRICS = {
-    "tlcache_entries": {"root", "version", "target", "kind"},
-    "tlcache_bytes": {"root", "version", "target", "kind"},
-    "tlcache_requests_total": {"layer", "op", "outcome"},
-    "tlcache_compile_seconds_total": {"op"},
-    "tlcache_compiles_after_ready_total": {"op"},
-    "tlcache_evictions_total": {"root", "reason"},
-    "tlcache_jit_thrashing": {"factory"},
-    "tlcache_job_kernels": {"state"},
-    "tlcache_root_up": {"root"},
-    "tlcache_agents": set(),
-    "tlcache_scan_seconds": set(),
-    "tlcache_daemon_info": {"version"},
-}
+
+def _metrics() -> dict[str, set[str]]:
+    """Every name that the daemon says, and its labels."""
+    events = Broadcast()
+    service = SimpleNamespace(
+        events=events, index=Index(events), history=History(), followers=[], agents=list
+    )
+    families = list(Metrics(service, Jobs(events)).collect())
+    return {
+        family.name + {"counter": "_total", "info": "_info"}.get(family.type, ""): (
+            {"version"} if family.type == "info" else set(family._labelnames)
+        )
+        for family in families
+    }
+
+
+METRICS = _metrics()
 SCRAPED = {"instance", "job"}
 
 

@@ -75,6 +75,7 @@ class Kernel:
     disk: int = 0
     compiled: int = 0
     failed: int = 0
+    after_ready: int = 0
     compile_seconds: float = 0.0
 
 

@@ -15,13 +15,13 @@ DOCUMENT = {
         ],
         "jit": [{"factory": "ops.kernels.rms_norm:rms_norm", "hits": 3, "misses": 4}],
         "compile": {
-            "after_ready": 1,
             "kernels": [
                 {
                     "kernel": "ops.kernels.rms_norm:rms_norm",
                     "memory": 1,
                     "restored": 2,
                     "compiled": 1,
+                    "after_ready": 1,
                     "compile_seconds": 1.5,
                 }
             ],
@@ -45,7 +45,7 @@ def test_the_three_layers_are_counted_by_op_and_outcome():
         Counter("requests", labels(layer="1", op="rms_norm", outcome="restored")): 2,
         Counter("requests", labels(layer="1", op="rms_norm", outcome="compiled")): 1,
         Counter("compile_seconds", labels(op="rms_norm")): 1.5,
-        Counter("compiles_after_ready"): 1,
+        Counter("compiles_after_ready", labels(op="rms_norm")): 1,
     }
 
 

@@ -42,7 +42,7 @@ def counted(reading: Reading) -> dict[Counter, float]:
         for outcome in _OUTCOMES:
             add("requests", getattr(kernel, outcome), layer="1", op=op, outcome=outcome)
         add("compile_seconds", kernel.compile_seconds, op=op)
-    add("compiles_after_ready", reading.compile.after_ready)
+        add("compiles_after_ready", kernel.after_ready, op=op)
     add("restore_seconds", reading.compile.restore_seconds)
     return dict(found)
 

@@ -200,7 +200,7 @@ class Service:
             if self.bounds.limits:
                 detail = told or _size(bound.bytes)
                 if not told and bound.unknown:
-                    detail += f"; what {bound.unknown} processes have loaded is not known"
+                    detail += f"; processes whose kernels cannot be seen: {bound.unknown}"
                 name = f"bounds {bound.follower.root}"
                 checks.append(_check(name, "degraded" if told else "ok", detail))
         trouble = self.history.trouble

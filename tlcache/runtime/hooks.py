@@ -4,7 +4,8 @@ or not.
 Invariant: the program gets what it would get without them, with two exceptions that are meant: a
 list of output indices is never rewritten in place (a negative one would give later kernels another
 key), and a compile that was ruled out is a MissError. What goes wrong in a hook is logged once and
-does not reach the program. A launch passes no hook.
+does not reach the program. A launch passes no hook. TileLang's import is spared by the garbage
+collector, and so is what it leaves, afterwards (`garbage.py`).
 
 The hooks are wrapt's, installed when a module of TileLang is imported, or at once where it is
 already; they call whatever is there, and whatever patches the same functions later calls them.
@@ -25,7 +26,7 @@ import wrapt
 from tlcache import targets
 from tlcache.errors import MissError
 from tlcache.fingerprint import key_environment
-from tlcache.runtime import events, origin, ownership, recorder
+from tlcache.runtime import events, garbage, origin, ownership, recorder
 from tlcache.runtime.counters import Outcome
 from tlcache.runtime.origin import Made, Origin
 from tlcache.runtime.process import process
@@ -43,6 +44,7 @@ def install() -> None:
     if _state.installed:
         return
     _state.installed = True
+    garbage.spare_import("tilelang")
     for module, name, wrapper in (
         ("tilelang.jit", "JITImpl.__post_init__", _made),
         ("tilelang.jit", "JITImpl.get_tir", _elaborated),

@@ -13,6 +13,9 @@ already; they call whatever is there, and whatever patches the same functions la
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import logging
 import os
 import threading
@@ -51,6 +54,8 @@ def install() -> None:
         ("tilelang.jit.kernel", "JITKernel.__init__", _initialized),
         ("tilelang.cache.kernel_cache", "KernelCache.cached", _requested),
         ("tilelang.autotuner.tuner", "AutoTuner._load_result_from_disk", _tuned),
+        ("tilelang.autotuner.tuner", "AutoTuner._prepare_compile_execution", _launched),
+        ("tilelang.autotuner.tuner", "compile_grouped_unit_tvm_ffi", _grouped),
     ):
         wrapt.register_post_import_hook(_wrapping(name, wrapper), module)
 
@@ -279,6 +284,63 @@ def _hint() -> str:
         "`tlcache run --record shapes.json -- COMMAND` records what the program meets, and "
         "`tlcache warm --shapes shapes.json` compiles it beforehand"
     )
+
+
+def _launched(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """A tuner passes over candidates that fail, says nothing, and keeps the best of the others. One
+    that was refused ends the tuning instead.
+    """
+    launched = wrapped(*args, **kwargs)
+    refusals: list[MissError] = []
+    try:
+        if process.forbids() is not None:
+            pool, futures = launched[:2]
+            pool.shutdown()  # after the last candidate
+            refusals = [
+                error
+                for future in futures
+                if future.exception() is None
+                for *_, error in future.result()
+                if isinstance(error, MissError)
+            ]
+    except Exception as error:
+        _trouble(error)
+    if refusals:
+        raise refusals[0]
+    return launched
+
+
+def _grouped(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Several candidates of a tuner in one module, past TileLang's cache: each is a compile."""
+    begun: list[_Request] = []
+
+    def elaborated(elaborate: Callable[..., Any], **config: Any) -> Any:
+        request = _Request(None)
+        begun.append(request)
+        function = elaborate(**config)
+        request = begun[-1] = _begun((function,), {})
+        request.origin = dataclasses.replace(request.origin, workload=None, **_PAST_THE_CACHE)
+        request.compiling = True
+        _permit(request)
+        return function
+
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    given["elaborate_func"] = functools.partial(elaborated, given["elaborate_func"])
+    results = wrapped(**given)
+    try:
+        numbers = [number for number, _ in given["unit_items"]]
+        requests = dict(zip(numbers, begun, strict=True))
+        for number, _, kernel, error in results:
+            _settle(requests[number], kernel, error)
+    except Exception as error:
+        _trouble(error)
+    return results
+
+
+_PAST_THE_CACHE = {
+    "reason": "TileLang's autotuner compiled it in a group, past the cache that `warm` fills",
+    "remedy": "tune beforehand, and copy the directory `autotuner` of the cache along",
+}
 
 
 def _settle(request: _Request, kernel: Any, error: BaseException | None = None) -> None:

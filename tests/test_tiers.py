@@ -17,7 +17,8 @@ STORE = [
     "tlcache.store.record", "tlcache.store.trust", "tlcache.store.locks",
     "tlcache.store.closures", "tlcache.store.files", "tlcache.cli",
     "tlcache.cli.ls", "tlcache.cli.inspect", "tlcache.cli.signals", "tlcache.cli.warm",
-    "tlcache.warm.shapes", "tlcache.warm.plan", "tlcache.warm.pool", "tlcache.warm.toolchain",
+    "tlcache.warm.shapes", "tlcache.warm.plan", "tlcache.warm.pool", "tlcache.warm.comparing",
+    "tlcache.warm.toolchain",
     "ops", "ops.catalog", "ops.triton",
     "tlcache.store.scan", "tlcache.store.scan_cache", "tlcache.store.binary", "tlcache.store.elf",
     "tlcache.store.device_code", "tlcache.store.params", "tlcache.store.pickled",
@@ -55,12 +56,13 @@ STORE = [
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder",
+    "tlcache.runtime.garbage",
     "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
     "ops.boundary", "ops.inputs", "ops.jit_cache", "ops.triton.rms_norm", "ops.kernels",
 ]  # fmt: skip
 COMPILE = [
     "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring",
-    "tlcache.warm.replaying", "tlcache.warm.pretending",
+    "tlcache.warm.replaying", "tlcache.warm.pretending", "tlcache.warm.preloaded",
 ]  # fmt: skip
 
 

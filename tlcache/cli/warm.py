@@ -106,10 +106,7 @@ def command(
     set_umask()
     document = shapes.load(path)
     tuned = schedules.load(schedules_path) if schedules_path is not None else []
-    # Factories of the project at hand, as `python -m` would find them, and of a recorded one.
-    for place in (os.getcwd(), *document.paths):
-        if place not in sys.path and os.path.isdir(place):
-            sys.path.append(place)
+    shapes.have_found(document)
     chosen = _targets(document, path, spellings)
     root = layout.cache_root(cache_dir)
     if root.exists():

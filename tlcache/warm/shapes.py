@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,7 @@ from tlcache.spec import KernelSpec
 from tlcache.targets import Target, parse
 
 __all__ = ["FactoryWorkload", "OpWorkload", "Range", "Shapes", "Unreplayable", "Wanted"]
-__all__ += ["checked", "expand", "json_schema", "load", "targets"]
+__all__ += ["checked", "expand", "have_found", "json_schema", "load", "targets"]
 
 MOST = 100_000
 """Kernels that one document may expand to; more is a slip of the pen."""
@@ -323,6 +325,13 @@ def _place(document: Any, loc: tuple[int | str, ...]) -> tuple[str, Any]:
             break
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     return place, value
+
+
+def have_found(shapes: Shapes) -> None:
+    """Have factories found where `python -m` would find them, and where a recorded program did."""
+    for place in (os.getcwd(), *shapes.paths):
+        if place not in sys.path and os.path.isdir(place):
+            sys.path.append(place)
 
 
 # --- expanding ---

@@ -17,6 +17,8 @@ STORE = [
     "tlcache.store.record", "tlcache.store.trust", "tlcache.store.locks",
     "tlcache.store.closures", "tlcache.store.files", "tlcache.cli",
     "tlcache.cli.ls", "tlcache.cli.inspect", "tlcache.cli.signals", "tlcache.cli.warm",
+    "tlcache.store.roots", "tlcache.store.coverage", "tlcache.warm.document", "tlcache.warm.ahead",
+    "tlcache.warm.covering", "tlcache.warm.descendants", "tlcache.warm.sibling",
     "tlcache.warm.shapes", "tlcache.warm.plan", "tlcache.warm.pool", "tlcache.warm.toolchain",
     "ops", "ops.catalog", "ops.triton",
     "tlcache.store.scan", "tlcache.store.scan_cache", "tlcache.store.binary", "tlcache.store.elf",

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tlcache.errors import CacheRootError
+from tlcache.store import roots as roots_in_force
 
 __all__ = [
     "EntryPlace",
@@ -68,8 +69,8 @@ def cache_root(override: str | os.PathLike[str] | None = None) -> Path:
         override: A directory named on the command line; it wins over the environment.
 
     Returns:
-        `override`, else $TILELANG_CACHE_DIR, else `~/.tilelang/cache`. As in TileLang, a `~` in the
-        variable is not expanded.
+        `override`, else the first of $TLCACHE_ROOTS, else $TILELANG_CACHE_DIR, else
+        `~/.tilelang/cache`. As in TileLang, a `~` in the variable is not expanded.
     """
     if override is not None:
         return Path(override)
@@ -80,6 +81,8 @@ def default_root() -> str:
     """The root of the environment. A string: a process asks for it with each kernel that it
     resolves.
     """
+    if os.environ.get(roots_in_force.VARIABLE) and (several := roots_in_force.named()):
+        return several[0]
     return os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
 
 

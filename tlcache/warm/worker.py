@@ -105,7 +105,7 @@ def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -
     if built.fault is not None:
         return Outcome("failed", error=built.fault.message, hint=built.fault.hint, fault=True)
     if built.record is None:
-        return Outcome("unrecorded", seconds=built.seconds)
+        return Outcome("unrecorded", seconds=built.seconds, entry=_entry(built.kernel, root))
     entry = os.path.join(root, built.record.entry)
     return Outcome(
         "compiled",
@@ -113,6 +113,15 @@ def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -
         saved_seconds=built.seconds,
         bytes=_bytes(entry),
     )
+
+
+def _entry(kernel: Any, root: str) -> str | None:
+    """TileLang's entry of a kernel, relative to the root, if it is in there."""
+    path = getattr(kernel, "_tilelang_cache_path", None)
+    if path is None or not os.path.isdir(path):
+        return None
+    entry = os.path.relpath(path, root)
+    return None if entry.startswith(os.pardir) else entry
 
 
 def _bytes(entry: str) -> int:

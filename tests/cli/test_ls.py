@@ -247,6 +247,7 @@ def test_a_root_without_kernels_lists_nothing_and_says_how_to_get_some(tlcache, 
     assert ran.json == {
         "schema": 1,
         "root": str(cache_root),
+        "below": [],
         "entries": [],
         "totals": {"entries": 0, "bytes": 0, "targets": {}, "tilelang": {}, "others": {}},
     }

@@ -1,4 +1,4 @@
-"""A runtime without a compiler: the image of `examples/container`, as far as it goes without docker.
+"""A runtime without a compiler: the image of `examples/container`, as far as that goes here.
 
 Its build commands and its entrypoint are taken from the Dockerfile and run. `slim.sh` makes of this
 machine, for one command, what a slim image is: everything read-only, compilers and toolkits hidden.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,22 @@ def watch(event, arguments):
 sys.addaudithook(watch)
 from tlcache.cli import main
 main()
+"""
+
+# A kernel with a scalar argument has no record.
+SCALAR = """
+import tilelang
+import tilelang.language as T
+
+@tilelang.jit(out_idx=[-1])
+def scaled(N):
+    @T.prim_func
+    def main(by: T.float32, A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(N):
+                B[i] = A[i] * by
+
+    return main
 """
 
 # Says as JSON what the process that a command became is.
@@ -144,6 +161,21 @@ def test_what_is_no_longer_there_byte_for_byte_is_compiled_again(tlcache, copied
     assert tlcache("warm", "--shapes", document, "--check").code == 0
 
 
+def test_a_kernel_that_only_tilelang_can_load_counts_as_there_once_it_is(
+    run, tlcache, cache_root, shapes, tmp_path
+):
+    (tmp_path / "project.py").write_text(SCALAR)
+    path = shapes({"kernel": "project:scaled", "args": {"N": 4}}, targets=["cpu"])
+    ran = tlcache("run", "--shapes", path, "--require", "all", "--", "true")
+    assert ran.code == 0 and "1 of 1 kernel ready" in ran.err, ran.err
+    assert not list(cache_root.glob("tlcache/records/*/*.json"))
+    ran = run([sys.executable, "-c", WATCHED, "run", "--shapes", path, "--", "true"])
+    assert set(ran.out.splitlines()) == {"[] []"}, ran.err
+    shutil.rmtree(next(cache_root.rglob("kernel_lib.so")).parent)
+    ran = tlcache("run", "--shapes", path, "--require", "all", "--", "true")
+    assert ran.code == 0 and "1 of 1 kernel ready" in ran.err, ran.err
+
+
 # --- what is missing ---
 
 
@@ -169,6 +201,7 @@ def test_what_is_missing_is_compiled_first_and_the_command_inherits_no_process(
         "left": [],
         "targets": ["cpu"],
         "budget_spent": False,
+        "error": None,
     }
     assert len(list(cache_root.glob("tlcache/coverage/*.json"))) == 1
 
@@ -189,15 +222,16 @@ def test_a_spent_budget_is_told_and_the_command_starts(tlcache, cache_root, docu
 
 
 def test_where_all_is_required_and_the_budget_is_spent_it_exits_with_3(
-    tlcache, cache_root, document, compiler, tmp_path
+    tlcache, copied, document, compiler, tmp_path
 ):
     compiler("sleep 1000")
+    shutil.rmtree(next(copied.rglob("kernel_lib.so")).parent)
     ran = tlcache(
-        *("run", "--shapes", document, "--budget", "4s", "--require", "all"),
+        *("run", "--shapes", document, "--budget", "800ms", "--require", "all"),
         *("--ready-file", "ready.json", "--", "echo", "started"),
     )
     assert (ran.code, ran.out) == (3, "")
-    assert "0 of 2 kernels ready" in ran.err and "not started, as --require all says" in ran.err
+    assert "1 of 2 kernels ready" in ran.err and "not started, as --require all says" in ran.err
     assert not (tmp_path / "ready.json").exists()
 
 
@@ -238,6 +272,30 @@ def test_eight_that_start_together_compile_each_kernel_once(cache_root, document
     told = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * 8, told
     assert all("2 of 2 kernels ready" in one for one in told)
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_what_fails_for_the_one_that_leads_is_not_tried_again_by_those_that_wait(
+    cache_root, document, compiler, tmp_path
+):
+    go = tmp_path / "go"
+    log = compiler(f"while [ ! -e {go} ]; do sleep 0.05; done; exit 1")
+    command = [*TLCACHE, "run", "--shapes", document, "--", "true"]
+    ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    until(log.exists, "no compiler was started")
+    waiting = [rank.stderr for rank in ranks]
+    until(
+        lambda: sum(len(marked(f"TLCACHE_STARTED_BY={rank.pid}-")) > 0 for rank in ranks) == 1,
+        "not one alone compiles",
+    )
+    while len(waiting) > 1:
+        line = (one := select.select(waiting, [], [])[0][0]).readline()
+        assert "another process compiles these kernels" in line
+        waiting.remove(one)
+    go.touch()
+    told = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 3
+    assert all("0 of 2 kernels ready" in one and one.count("failed: ") == 2 for one in told), told
     assert len(log.read_text().splitlines()) == 2
 
 

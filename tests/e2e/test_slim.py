@@ -133,6 +133,16 @@ def test_what_is_missing_is_told_with_its_reason_and_required_kernels_stop_the_s
     assert (ran.code, ran.out) == (0, "started\n")
 
 
+@needs_namespaces
+def test_a_document_that_nobody_warmed_is_planned_anew_and_needs_nothing_written(slim, tmp_path):
+    document = json.loads(SHAPES.read_text())
+    (tmp_path / "same.json").write_text(json.dumps(document, indent=7))
+    options = ["--shapes", str(tmp_path / "same.json"), "--require", "all"]
+    ran = slim(*TLCACHE, "run", *options, "--", "echo", "started")
+    assert (ran.code, ran.out) == (0, "started\n"), ran.err
+    assert "3 of 3 kernels ready" in ran.err
+
+
 @pytest.mark.nvcc
 def test_the_images_build_commands_compile_for_three_families_and_verify(run, tlcache, cache_root):
     build = [said for name, said in instructions() if name == "RUN" and "tlcache warm" in said]

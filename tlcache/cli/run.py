@@ -16,6 +16,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,6 +25,9 @@ from tlcache.cli import options, render
 from tlcache.cli.signals import Terminated, terminable
 from tlcache.errors import EnvironmentFault, TlcacheError, UsageError
 from tlcache.store import roots
+
+if TYPE_CHECKING:
+    from tlcache.warm.ahead import State
 
 __all__ = ["command"]
 
@@ -220,7 +224,7 @@ def _places(overlay: str | None) -> list[str]:
 
 def _before(ahead: _Ahead, places: list[str], words: tuple[str, ...]) -> int | None:
     """What comes before the command. Returns an exit code where it is not to start."""
-    from tlcache.warm.ahead import Wish, ensure
+    from tlcache.warm.ahead import State, Wish, ensure
 
     wish = Wish(ahead.shapes, ahead.targets, tuple(places), ahead.budget, ahead.timeout)
 
@@ -232,8 +236,9 @@ def _before(ahead: _Ahead, places: list[str], words: tuple[str, ...]) -> int | N
             state = ensure(wish, ended, waiting)
         except TlcacheError as error:
             _say(f"{error}")
-            return
-        _tell(state, ahead, "")
+            state = State(error=error.message)
+        else:
+            _tell(state, ahead, "")
         _write(ahead.ready_file, state)
 
     if ahead.background:
@@ -255,6 +260,7 @@ def _before(ahead: _Ahead, places: list[str], words: tuple[str, ...]) -> int | N
             raise
         _say(f"{error}\n")
         _say(starting)
+        _write(ahead.ready_file, State(error=error.message))
         return None
     if state.code == UsageError.exit_code:
         return state.code
@@ -266,11 +272,8 @@ def _before(ahead: _Ahead, places: list[str], words: tuple[str, ...]) -> int | N
     return None
 
 
-def _tell(state: object, ahead: _Ahead, then: str) -> None:
+def _tell(state: State, ahead: _Ahead, then: str) -> None:
     """Say what is there, and what is left, on standard error."""
-    from tlcache.warm.ahead import State
-
-    assert isinstance(state, State)
     for title, error in state.failed[:_FEW]:
         named = error.splitlines()[0].removeprefix(title).strip() if error else "unknown"
         render.note(f"failed: {title}: {named}")
@@ -304,13 +307,11 @@ def _say(text: str) -> None:
     render.note(f"tlcache: {text}")
 
 
-def _write(ready_file: str | None, state: object) -> None:
+def _write(ready_file: str | None, state: State) -> None:
     from tlcache.store import files
-    from tlcache.warm.ahead import State
 
     if ready_file is None:
         return
-    assert isinstance(state, State)
     data = json.dumps({"schema": 1, **state.to_json()}, indent=1).encode() + b"\n"
     try:
         files.write_atomically(os.path.abspath(ready_file), data)

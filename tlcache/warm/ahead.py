@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tlcache.errors import RuntimeLibraryError
-from tlcache.store import coverage, locks
+from tlcache.errors import CacheRootError, RuntimeLibraryError
+from tlcache.store import coverage, layout, locks
 from tlcache.store import roots as root_names
 from tlcache.store.trust import Trust
 from tlcache.warm import document
@@ -60,6 +60,7 @@ class State:
         seconds: How long it took.
         spent: Whether the budget was.
         code: Exit code of the warm, where one ran and could not do its work.
+        error: Why nothing was done.
     """
 
     total: int | None = None
@@ -70,6 +71,7 @@ class State:
     seconds: float = 0.0
     spent: bool = False
     code: int = 0
+    error: str | None = None
 
     @property
     def complete(self) -> bool:
@@ -87,6 +89,7 @@ class State:
             "targets": self.targets,
             "seconds": round(self.seconds, 3),
             "budget_spent": self.spent,
+            "error": self.error,
         }
 
 
@@ -104,8 +107,13 @@ def ensure(
         ShapesError: The document cannot be read.
         TargetError: A target of the command line is unknown.
         UntrustedRootError: Somebody else can write a root.
-        CacheRootError: Something is missing, and the first root cannot be written.
+        CacheRootError: The environment switches the cache off.
     """
+    if layout.caching_disabled():
+        raise CacheRootError(
+            "TILELANG_DISABLE_CACHE is set, so no kernel is taken from the cache",
+            hint="`unset TILELANG_DISABLE_CACHE`",
+        )
     start = time.monotonic()
     state = _Ensuring(wish, start, ended, waiting).state()
     state.seconds = time.monotonic() - start
@@ -135,30 +143,35 @@ class _Ensuring:
             pass  # the warm says it
         if self._name is None:
             return self._warmed()
+        before = self._bytes()
         found = self._covered()
         if found is not None and found.complete:
             return found
-        return self._led(self._name)
+        return self._led(self._name, before)
 
-    def _led(self, name: str) -> State:
+    def _led(self, name: str, before: bytes) -> State:
         """Compile what is missing, or have the process that leads do it."""
-        root, before, told = self._wish.roots[0], self._bytes(), False
+        root, told = self._wish.roots[0], False
         while True:
-            leader = locks.lead(root, name)
+            try:
+                leader = locks.lead(root, name)
+            except CacheRootError:
+                return self._warmed()  # there may be nothing to write: a plan knows
+            now = self._bytes()
+            if now != before:
+                before, found = now, self._covered()
+                if found is not None and not found.left:
+                    if leader is not None:
+                        os.close(leader)
+                    return found  # what failed there is not tried again by each that waited
             if leader is not None:
                 try:
-                    found = self._covered() if told else None
-                    return found if found is not None and found.complete else self._warmed()
+                    return self._warmed()
                 finally:
                     os.close(leader)
             if not told:
                 told = True
                 self._waiting()
-            now = self._bytes()
-            if now != before:
-                before, found = now, self._covered()
-                if found is not None and not found.left:
-                    return found  # what failed there is not tried again by each that waited
             if self._time_is_up(_TICK):
                 state = self._covered() or State()
                 state.spent = True

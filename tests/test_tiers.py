@@ -35,7 +35,7 @@ STORE = [
     "tlcache.store.prune", "tlcache.store.removal", "tlcache.store.candidates",
     "tlcache.store.mapped", "tlcache.store.mounts", "tlcache.store.evictions", "tlcache.cli.prune",
     "tlcache.arguments", "tlcache.recorded", "tlcache.bootstrap", "tlcache.bootstrap.sitecustomize",
-    "tlcache.cli.run", "tlcache.cli.record",
+    "tlcache.cli.run", "tlcache.cli.ahead", "tlcache.cli.record",
     "tlcache.models", "tlcache.models.config", "tlcache.models.parts", "tlcache.models.document",
     "tlcache.cli.shapes", "tlcache.agents", "tlcache.readings", "tlcache.advice",
     "tlcache.cli.stats", "tlcache.cli.top", "tlcache.cli.view", "tlcache.cli.overview",

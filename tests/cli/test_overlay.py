@@ -37,13 +37,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root that has one kernel; and one over it that has another."""
     place = tmp_path_factory.mktemp("made")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    several = {"TLCACHE_ROOTS": f"{place / 'unused'}:{place / 'baked'}"}
     for rows, options in ((1, []), (2, ["--overlay", "overlay"])):
         document = {"version": 1, "targets": ["cpu"], "workloads": [workload(1, rows)]}
         (place / "shapes.json").write_text(json.dumps(document))
         subprocess.run(
             [*TLCACHE, "warm", "--shapes", "shapes.json", *options],
             cwd=place,
-            env={**kept, "TILELANG_CACHE_DIR": str(place / "baked")},
+            env={**kept, **(several if options else {"TILELANG_CACHE_DIR": str(place / "baked")})},
             check=True,
             capture_output=True,
         )
@@ -62,6 +63,8 @@ def both(made, cache_root, tmp_path, monkeypatch) -> tuple[Path, Path]:
 
 def test_what_is_new_is_written_to_the_overlay_and_nothing_twice(made):
     assert [len(list(layout.records(made / name))) for name in ("overlay", "baked")] == [1, 1]
+    assert [len(list(layout.entries(made / name))) for name in ("overlay", "baked")] == [1, 1]
+    assert not (made / "unused").exists()
 
 
 def test_ls_and_inspect_and_diff_know_the_kernels_of_all_roots(tlcache, both):

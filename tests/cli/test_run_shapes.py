@@ -247,7 +247,9 @@ def test_a_hung_compiler_is_killed_at_its_timeout(tlcache, cache_root, document,
     assert marked(marker) == []
 
 
-def test_sigterm_while_it_warms_ends_all_of_it(cache_root, document, compiler, tmp_path):
+def test_who_waits_goes_on_when_its_budget_is_spent_and_sigterm_ends_all_of_a_warm(
+    tlcache, cache_root, document, compiler
+):
     log = compiler("sleep 1000")
     marker = f"TEST_MARKER={os.getpid()}-terminated"
     process = subprocess.Popen(
@@ -256,6 +258,9 @@ def test_sigterm_while_it_warms_ends_all_of_it(cache_root, document, compiler, t
         env={**os.environ, **dict([marker.split("=")])},
     )
     until(log.exists, "no compiler was started")
+    ran = tlcache("run", "--shapes", document, "--budget", "500ms", "--", "echo", "started")
+    assert (ran.code, ran.out) == (0, "started\n")
+    assert "0 of 2 kernels ready" in ran.err and "left: rms_norm M=1" in ran.err
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=60)[0] == b""
     assert process.returncode == 128 + signal.SIGTERM
@@ -316,19 +321,6 @@ def test_who_waits_takes_over_when_the_one_that_leads_is_killed(
     first.wait(60)
     assert "2 of 2 kernels ready" in second.communicate(timeout=120)[1]
     assert second.returncode == 0
-
-
-def test_who_waits_goes_on_when_its_own_budget_is_spent(
-    tlcache, cache_root, document, compiler, tmp_path
-):
-    log = compiler("sleep 1000")
-    first = subprocess.Popen([*TLCACHE, "run", "--shapes", document, "--", "true"])
-    until(log.exists, "no compiler was started")
-    ran = tlcache("run", "--shapes", document, "--budget", "500ms", "--", "echo", "started")
-    first.terminate()
-    first.wait(60)
-    assert (ran.code, ran.out) == (0, "started\n")
-    assert "0 of 2 kernels ready" in ran.err and "left: rms_norm M=1" in ran.err
 
 
 # --- in the background ---
@@ -392,13 +384,16 @@ def test_as_pid_1_sigterm_reaches_the_command_and_its_exit_code_is_the_container
         "while True: signal.pause()\n"
     )
     command = [*INIT, "run", "--shapes", document, "--", sys.executable, "-c", code]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert json.loads(process.stdout.readline()) == {"pid": 1, "children": []}
-    assert json.loads(process.stdout.readline()) == ["R"]  # it is alone, and nothing is a zombie
-    with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
-        os.kill(int(file.read()), signal.SIGTERM)
-    assert process.wait(60) == 42
-    process.stdout.close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert json.loads(process.stdout.readline()) == {"pid": 1, "children": []}
+            # It is alone, and nothing is a zombie.
+            assert json.loads(process.stdout.readline()) == ["R"]
+            with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+                os.kill(int(file.read()), signal.SIGTERM)
+            assert process.wait(60) == 42
+        finally:
+            process.kill()
 
 
 @needs_namespaces

@@ -144,17 +144,20 @@ def test_a_document_that_nobody_warmed_is_planned_anew_and_needs_nothing_written
 
 
 @pytest.mark.nvcc
-def test_the_images_build_commands_compile_for_three_families_and_verify(run, tlcache, cache_root):
+def test_the_images_build_commands_compile_for_three_families_and_verify(
+    run, tlcache, cache_root, shapes
+):
+    shapes({**json.loads(SHAPES.read_text())["workloads"][0], "M": 1})  # one of them is enough
     build = [said for name, said in instructions() if name == "RUN" and "tlcache warm" in said]
     assert len(build) == 1
     commands = " && ".join(
         f"{sys.executable} -c 'from tlcache.cli import main; main()' {one.strip()[8:]}"
         for one in build[0].split("&&")
     )
-    ran = run(["sh", "-c", commands], cwd=CONTAINER)
+    ran = run(["sh", "-c", commands])
     assert ran.code == 0, ran.err
     totals = tlcache("ls", "--json").json["totals"]
-    assert totals["targets"] == {"sm_80": 3, "sm_90a": 3, "sm_100a": 3}
+    assert totals["targets"] == {"sm_80": 1, "sm_90a": 1, "sm_100a": 1}
 
 
 @pytest.mark.parametrize(

@@ -85,18 +85,28 @@ class Started:
         pipe = self._process.stdout.fileno()
         told: list[bytes] = []
         asked = False
+        try:
+            ended = os.pidfd_open(self._process.pid)
+        except OSError:
+            ended = -1  # there is no such thing in this sandbox: the pipe's end has to do
+        os.set_blocking(pipe, False)
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
+        if ended >= 0:
+            poll.register(ended, select.POLLIN)
         if watched is not None:
             poll.register(watched, select.POLLIN)
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready = dict(poll.poll(None if left is None else left * 1000 + 1))
-            if pipe in ready:
-                data = os.read(pipe, 1 << 16)
-                if not data:
+            if pipe in ready or ended in ready:
+                # What it started may hold the pipe open for longer than it lives itself.
+                more = _read(pipe)
+                told += more
+                if ended in ready or (ended < 0 and not more):
                     break
-                told.append(data)
+                if not more:
+                    poll.unregister(pipe)
                 continue
             if asked:
                 self._process.kill()
@@ -106,6 +116,8 @@ class Started:
             deadline = time.monotonic() + _PATIENCE
             if watched is not None:
                 poll.unregister(watched)
+        if ended >= 0:
+            os.close(ended)
         self._process.stdout.close()
         return b"".join(told), self._process.wait()
 
@@ -137,6 +149,17 @@ class Started:
             except ChildProcessError:
                 pass
         return left
+
+
+def _read(pipe: int) -> list[bytes]:
+    """All that is in a pipe now."""
+    found = []
+    try:
+        while data := os.read(pipe, 1 << 16):
+            found.append(data)
+    except BlockingIOError:
+        pass
+    return found
 
 
 def _children() -> list[int]:

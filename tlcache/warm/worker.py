@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from tlcache.errors import CompileError, EnvironmentFault, TlcacheError
 from tlcache.spec import KernelSpec
-from tlcache.store import locks, record
+from tlcache.store import locks, record, roots
 from tlcache.warm import compiling, pretending, replaying, toolchain
 from tlcache.warm.outcome import Outcome
 
@@ -50,6 +50,7 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TILELANG_CACHE_DIR"] = root
+    os.environ.pop(roots.VARIABLE, None)  # this root alone, whichever are in force
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     os.environ["TILELANG_PRINT_ON_COMPILATION"] = "0"
     os.environ.pop("TILELANG_DEFAULT_TARGET", None)  # each spec says its own

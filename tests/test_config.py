@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tlcache import config
 from tlcache.errors import ConfigError
 from tlcache.settings import FIELDS
-from tlcache.store import layout
+from tlcache.store import layout, roots
 from tlcache.store.trust import Trust
 from tlcache.warm import pool
 
@@ -134,8 +134,18 @@ def test_each_load_reads_the_files_anew(layers):
 
 
 def test_roots_in_the_environment_have_colons_between_them(monkeypatch):
-    monkeypatch.setenv("TLCACHE_ROOTS", "/a:/b/../c:/a")
+    monkeypatch.setenv("TLCACHE_DAEMON_ROOTS", "/a:/b/../c:/a")
     assert config.load().roots == (Path("/a"), Path("/c"))
+
+
+def test_of_roots_in_layers_the_daemon_has_the_one_that_is_written_to(monkeypatch, layers):
+    layers("user", "cache_dir = '/x'")
+    monkeypatch.setenv("TLCACHE_ROOTS", "/a:/b")
+    assert config.load().roots == (Path("/a"),)
+    assert layout.cache_root() == Path("/a") and layout.default_root() == "/a"
+    assert roots.chain() == [Path("/a"), Path("/b")]
+    monkeypatch.delenv("TLCACHE_ROOTS")
+    assert roots.chain() == [Path("/x")]
 
 
 def test_the_default_history_is_where_the_service_manager_says(monkeypatch):

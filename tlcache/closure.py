@@ -20,14 +20,14 @@ import functools
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tlcache import modules
 from tlcache.errors import FactoryError
 
-__all__ = ["ALGORITHM", "Closure", "adopt", "closure", "factory_digest"]
+__all__ = ["ALGORITHM", "Closure", "adopt", "adopt_all", "closure", "factory_digest"]
 
 ALGORITHM = 1
 """Version of the digest; to be raised when the same source gives another one (a test knows)."""
@@ -87,15 +87,27 @@ def adopt(remembered: Closure) -> bool:
     It would if every file that was read has the same bytes, what was absent still is, and the
     packages that count by version have the same versions.
     """
-    if any(modules.sha256(name) != sha256 for name, sha256 in remembered.sources.items()):
+    return adopt_all([remembered])
+
+
+def adopt_all(remembered: Sequence[Closure]) -> bool:
+    """Take closures that were computed earlier, if computing each of them now would give the same;
+    else none of them. What several of them read is looked at once.
+    """
+    sources = {item for one in remembered for item in one.sources.items()}
+    if any(modules.sha256(name) != sha256 for name, sha256 in sources):
         return False
-    top = remembered.kernel.partition(".")[0]
-    if any(modules.find(name) is not None for name in remembered.absent):
+    if any(
+        modules.find(name) is not None for name in {n for one in remembered for n in one.absent}
+    ):
         return False
-    for name, counted in remembered.externals.items():
-        if not _is_external(name, top) or _external(name) != counted:
-            return False
-    _known.setdefault(remembered.kernel, remembered)
+    for one in remembered:
+        top = one.kernel.partition(".")[0]
+        for name, counted in one.externals.items():
+            if not _is_external(name, top) or _external(name) != counted:
+                return False
+    for one in remembered:
+        _known.setdefault(one.kernel, one)
     return True
 
 

@@ -221,7 +221,9 @@ def _default(name: str, values: Mapping[str, Any]) -> Any:
     if name == "cache_dir":
         return Path(os.path.expanduser("~/.tilelang/cache"))
     if name == "roots":
-        return (Path(os.path.abspath(values["cache_dir"])),)
+        from tlcache.store import roots
+
+        return (Path(os.path.abspath((roots.named() or [values["cache_dir"]])[0])),)
     if name == "socket":
         from tlcache.store import sockets
 

@@ -19,7 +19,7 @@ from tlcache.errors import SpecError
 from tlcache.spec import KernelSpec, Value
 from tlcache.targets import Target
 
-__all__ = ["GROUP", "Operator", "WorkloadError", "get", "installed", "shapes_entry"]
+__all__ = ["GROUP", "Operator", "WorkloadError", "get", "installed", "origins", "shapes_entry"]
 
 GROUP = "tlcache.ops"
 
@@ -183,3 +183,14 @@ def get(name: str) -> Operator:
         hint=(f"did you mean `{near[0]}`? " if near else "")
         + f"installed: {', '.join(sorted(table))}",
     )
+
+
+def origins(names: Iterable[str]) -> list[str]:
+    """The import paths of the tables that installed packages offer these operators in, like
+    `ops.catalog:OPERATORS`.
+    """
+    from importlib.metadata import entry_points
+
+    wanted = set(names)
+    points = entry_points(group=GROUP)
+    return sorted({point.value for point in points if wanted & set(point.load())})

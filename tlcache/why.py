@@ -101,10 +101,14 @@ class Reader:
     Args:
         root: The cache root. Those that lie below it, and beside it where it is a keyed root, are
             looked at where it has nothing.
+        below: Roots that are in force, too, where that one lacks a kernel.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], below: Iterable[str | os.PathLike[str]] = ()
+    ) -> None:
         self.root = os.path.abspath(root)
+        self._roots = [self.root, *map(os.path.abspath, below)]
         self._filed: dict[tuple[str, str], list[Record]] = {}
         self._evicted: dict[str, Eviction] | None = None
         self._others: list[str] | None = None
@@ -116,25 +120,35 @@ class Reader:
             FactoryError: Its factory cannot be found.
         """
         key = spec.action_key()
-        path = layout.record_path(self.root, key)
+        first: Cause | None = None
+        for root in self._roots:
+            told = self._at(root, spec, key)
+            if told is not None and told.kind == "hit":
+                return told
+            first = first or told
+        return first or self._missing(spec, key)
+
+    def _at(self, root: str, spec: KernelSpec, key: str) -> Cause | None:
+        """What became of it in one root; None where that has no record of it."""
+        path = layout.record_path(root, key)
         try:
             data = files.read(path)
         except OSError as error:
             if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
                 reason = (error.strerror or str(error)).lower()
                 return Cause(spec, key, "damaged", f"its record {path} cannot be read: {reason}")
-            return self._missing(spec, key)
+            return None
         found = record.parse(data, path, spec)
         if found is None or found.action_key != key:
             return Cause(spec, key, "damaged", f"its record {path} fails its checksum")
-        if record.sound_library(self.root, found) is not None:
-            return Cause(spec, key, "hit", "it is there")
-        return self._without_library(spec, found)
+        if record.sound_library(root, found) is not None:
+            return Cause(spec, key, "hit", "it is there", root=None if root == self.root else root)
+        return self._without_library(root, spec, found)
 
-    def _without_library(self, spec: KernelSpec, found: Record) -> Cause:
+    def _without_library(self, root: str, spec: KernelSpec, found: Record) -> Cause:
         """It has a record, and its library is not the one that the record is of."""
         key = found.action_key
-        path = os.path.join(self.root, found.entry, found.library.name)
+        path = os.path.join(root, found.entry, found.library.name)
         if os.path.lexists(path):
             told = f"its library {path} is not what its record says: "
             try:
@@ -150,7 +164,7 @@ class Reader:
         gone = self._eviction(key, found.entry)
         if gone is not None:
             return Cause(spec, key, "evicted", _evicted(gone))
-        if os.path.isdir(os.path.join(self.root, found.entry)):
+        if os.path.isdir(os.path.join(root, found.entry)):
             return Cause(spec, key, "damaged", f"its entry lacks its library {path}")
         return Cause(
             spec,
@@ -165,10 +179,12 @@ class Reader:
         gone = self._eviction(key, None)
         if gone is not None:
             return Cause(spec, key, "evicted", _evicted(gone))
-        nearest = self._nearest(spec, key, self.root)
-        if nearest is None or nearest.kind == "other target":
-            for other in self._other_roots():
-                there = self._nearest(spec, key, other)
+        nearest: Cause | None = None
+        for several in (self._roots, self._other_roots()):
+            if nearest is not None and nearest.kind != "other target":
+                break
+            for root in several:
+                there = self._nearest(spec, key, root)
                 if there is not None and (nearest is None or _rank(there) < _rank(nearest)):
                     nearest = there
         if nearest is not None:
@@ -176,11 +192,11 @@ class Reader:
         return Cause(spec, key, "no record", self._none(spec))
 
     def _none(self, spec: KernelSpec) -> str:
-        if not os.path.isdir(self.root):
-            return f"there is no cache root {self.root}"
-        filed = self._records(self.root, spec.kernel)
+        if not any(map(os.path.isdir, self._roots)):
+            return f"there is no cache root {', '.join(self._roots)}"
+        filed = [one for root in self._roots for one in self._records(root, spec.kernel)]
         if not filed:
-            return f"no record of {spec.kernel} in {self.root}"
+            return f"no record of {spec.kernel} in {', '.join(self._roots)}"
         apart = {one.spec.workload_text: _apart(one.spec, spec) for one in filed}
         nearest = sorted(apart, key=lambda text: (len(apart[text]), text))
         shown = ", ".join(nearest[:3]) + (" …" if len(nearest) > 3 else "")
@@ -226,8 +242,8 @@ class Reader:
             there, wanted = _text(one.spec, field), _text(spec, field)
             if there != wanted:
                 found.append(Difference(kind, there, wanted))
-        found += self._variables(one, alone=not found and root == self.root)
-        if root != self.root:
+        found += self._variables(one, alone=not found and root in self._roots)
+        if root not in self._roots:
             found.append(Difference("other root", root, self.root))
         return found
 
@@ -268,18 +284,19 @@ class Reader:
             found = {
                 os.path.abspath(root) for root in (*layout.roots(self.root), *layout.roots(base))
             }
-            self._others = sorted(found - {self.root})
+            self._others = sorted(found - set(self._roots))
         return self._others
 
     def _eviction(self, key: str, entry: str | None) -> Eviction | None:
         """When a kernel was deleted, by its record's key or by its entry."""
         if self._evicted is None:
             self._evicted = {}
-            for one in reversed(evictions.recent(self.root)):
-                if one.kind == "kernel":
-                    self._evicted[one.path] = one
-                if one.action_key is not None:
-                    self._evicted[one.action_key] = one
+            for root in reversed(self._roots):
+                for one in reversed(evictions.recent(root)):
+                    if one.kind == "kernel":
+                        self._evicted[one.path] = one
+                    if one.action_key is not None:
+                        self._evicted[one.action_key] = one
         return self._evicted.get(key) or (self._evicted.get(entry) if entry else None)
 
 

@@ -59,7 +59,7 @@ def test_json_has_every_fact_of_a_record_and_null_for_what_an_entry_does_not_tel
     assert ran.code == 0, ran.err
     assert ran.err == ""
     told = ran.json
-    assert list(told) == ["schema", "root", "entries", "totals"]
+    assert list(told) == ["schema", "root", "below", "entries", "totals"]
     assert told["schema"] == 1 and told["root"] == str(root)
     records = {
         data["entry"]: data
@@ -247,6 +247,7 @@ def test_a_root_without_kernels_lists_nothing_and_says_how_to_get_some(tlcache, 
     assert ran.json == {
         "schema": 1,
         "root": str(cache_root),
+        "below": [],
         "entries": [],
         "totals": {"entries": 0, "bytes": 0, "targets": {}, "tilelang": {}, "others": {}},
     }

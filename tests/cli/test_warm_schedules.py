@@ -91,7 +91,7 @@ def warm(tlcache, shapes):
 def warmed(tmp_path_factory):
     """A root that was warmed with a tuned schedule, and what the warm said."""
     place = tmp_path_factory.mktemp("tuned")
-    workload = {"op": "rms_norm", "M": 4, "N": 256}
+    workload = {"op": "rms_norm", "M": [4], "N": 256}
     (place / "shapes.json").write_text(json.dumps({"version": 1, "workloads": [workload]}))
     schedules.dump(place / "schedules.json", [tuned(), tuned(5)])
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}

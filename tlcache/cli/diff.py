@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tlcache.cli import options, render
-from tlcache.store import described, layout, scan, select, sources
+from tlcache.store import described, roots, scan, select, sources
 from tlcache.store.entry import Entry
 
 __all__ = ["command"]
@@ -26,8 +26,8 @@ def command(first: str, second: str, cache_dir: str | None, json_wanted: bool) -
 
     Each KEY is one as `tlcache inspect` takes it. What is the same is not shown.
     """
-    root = layout.cache_root(cache_dir)
-    known = list(scan.scan(root))
+    places = roots.chain(cache_dir)
+    root, known = places[0], list(scan.scan_all(places))
     pair = select.called(known, first, root), select.called(known, second, root)
     fields = _fields(*pair)
     codes = [select.code_of(one) for one in pair]

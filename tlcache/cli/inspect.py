@@ -10,7 +10,7 @@ import click
 
 from tlcache.cli import options, render
 from tlcache.errors import KernelError, UsageError
-from tlcache.store import described, entry, layout, scan, select, sources
+from tlcache.store import described, entry, roots, scan, select, sources
 from tlcache.store.entry import Entry
 from tlcache.store.record import Record
 
@@ -37,8 +37,8 @@ def command(
     a directory before it where several roots or versions have the same. What `ls --all` lists
     besides kernels has keys, too.
     """
-    root = layout.cache_root(cache_dir)
-    known = list(scan.scan(root))
+    places = roots.chain(cache_dir)
+    root, known = places[0], list(scan.scan_all(places))
     one = select.called(known, key, root)
     if side is not None and sass:
         raise UsageError("--source and --sass exclude each other", hint="ask twice")

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from tlcache.cli import options, render
-from tlcache.store import layout, scan, select
+from tlcache.store import layout, roots, scan, select
 from tlcache.store.described import KINDS, as_json
 from tlcache.store.entry import Entry
 
@@ -61,8 +61,9 @@ def command(
     Facts come from a kernel's record; without one, from what its files tell. What is not known is
     `–`, and no filter selects by it.
     """
-    root = layout.cache_root(cache_dir)
-    known: Iterable[Entry] = scan.scan(root)
+    places = roots.chain(cache_dir)
+    root = places[0]
+    known: Iterable[Entry] = scan.scan_all(places)
     twins: dict[str, Entry] | None = None
     if duplicates:
         groups = select.duplicates(known := list(known))
@@ -77,15 +78,16 @@ def command(
     if json_wanted:
         totals = {**_totals(found), "others": others}
         entries = ({**as_json(one), **_duplicate_of(one, twins)} for one in found)
-        render.emit_json({"root": str(root), "entries": entries, "totals": totals})
+        below = [str(place) for place in places[1:]]
+        render.emit_json({"root": str(root), "below": below, "entries": entries, "totals": totals})
         return 0
     if as_tree and found:
         from tlcache.cli import tree
 
         tree.write(root, found)
     elif found:
-        _write_table(root, found, everything, twins)
-    _write_totals(found, root, wanted=bool(wanted) or duplicates)
+        _write_table(places, found, everything, twins)
+    _write_totals(found, places, wanted=bool(wanted) or duplicates)
     if others:
         told = (
             f"{kind} {one['count']:,}, {render.size(one['bytes'])}" for kind, one in others.items()
@@ -155,7 +157,7 @@ COLUMNS += ["USED"]
 
 
 def _write_table(
-    root: Path, found: list[Entry], everything: bool, twins: dict[str, Entry] | None
+    places: Sequence[Path], found: list[Entry], everything: bool, twins: dict[str, Entry] | None
 ) -> None:
     header, rows = COLUMNS, (row(one) for one in found)
     extra: list[tuple[str, Callable[[Entry], str]]] = []
@@ -165,16 +167,20 @@ def _write_table(
         extra.append(
             ("SAME AS", lambda one: (_duplicate_of(one, twins)["duplicate_of"] or "–")[:12])
         )
-    if len({layout.root_of(root, one.place) for one in found}) > 1:
-        extra.append(("ROOT", lambda one: _below(root, one)))
+    if len(places) > 1:
+        extra.append(("ROOT", lambda one: render.home(Path(_root(places, one)))))
+    elif len({_root(places, one) for one in found}) > 1:
+        extra.append(("ROOT", lambda one: _relative(_root(places, one), places[0])))
     if extra:
         header = [*COLUMNS, *(name for name, _ in extra)]
         rows = ([*row(one), *(tell(one) for _, tell in extra)] for one in found)
     render.table(header, rows, right=["SIZE"], spare=["TILELANG", "TOOLKIT", "SCHEDULE", "USED"])
 
 
-def _below(root: Path, one: Entry) -> str:
-    return _relative(layout.root_of(root, one.place), root)
+def _root(places: Sequence[Path], one: Entry) -> str:
+    """The root that an entry is in."""
+    holding = (place for place in places if one.place.location.startswith(os.path.join(place, "")))
+    return layout.root_of(next(holding, places[0]), one.place)
 
 
 _relative = functools.lru_cache(maxsize=1024)(os.path.relpath)
@@ -215,8 +221,8 @@ def _totals(found: list[Entry]) -> dict[str, Any]:
     }
 
 
-def _write_totals(found: list[Entry], root: Path, *, wanted: bool) -> None:
-    place = render.plain(render.home(root))
+def _write_totals(found: list[Entry], places: Sequence[Path], *, wanted: bool) -> None:
+    place = ", ".join(render.plain(render.home(root)) for root in places)
     if not found:
         click.echo(f"no kernels {'like that ' if wanted else ''}in {place}")
         render.note(

@@ -8,13 +8,18 @@ from typing import Any
 
 import click
 
-__all__ = ["cache_dir", "filters", "json_output"]
+__all__ = ["cache_dir", "filters", "json_output", "overlay"]
 
 cache_dir = click.option(
     "--cache-dir",
     metavar="DIR",
-    help="The cache root; by default $TILELANG_CACHE_DIR, else tlcache.toml's, else "
-    "~/.tilelang/cache.",
+    help="The cache root; by default those of $TLCACHE_ROOTS, else $TILELANG_CACHE_DIR, else "
+    "tlcache.toml's, else ~/.tilelang/cache.",
+)
+overlay = click.option(
+    "--overlay",
+    metavar="DIR",
+    help="Write to this root, and read from it first; the others are only read.",
 )
 json_output = click.option("--json", "json_wanted", is_flag=True, help="Write the result as JSON.")
 

@@ -1,8 +1,8 @@
-"""`tlcache run`: any program, with tlcache's hooks on TileLang in it and in the processes that it
-starts.
+"""`tlcache run`: any program, its kernels warm before it starts, and with tlcache's hooks on
+TileLang in it and in the processes that it starts.
 
 Invariant: the command becomes this process. Nothing of tlcache stands between it and its signals,
-its standard streams or its exit code.
+its standard streams or its exit code, and it inherits no child that it would have to wait for.
 """
 
 from __future__ import annotations
@@ -17,12 +17,42 @@ from pathlib import Path
 import click
 
 from tlcache import bootstrap
+from tlcache.cli import ahead, options
 from tlcache.errors import UsageError
+from tlcache.store import roots
 
 __all__ = ["command"]
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option("--shapes", metavar="FILE", help="Have the kernels of this shapes.json there first.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="TARGET",
+    help="For these; by default the file's targets, else this machine's.",
+)
+@click.option("--budget", metavar="SPAN", help="Go on after so long, like 60s, whatever is left.")
+@click.option(
+    "--background", is_flag=True, help="Start the command at once, and warm beside it, niced."
+)
+@click.option(
+    "--require",
+    type=click.Choice(["all", "none"]),
+    help="Exit with 3 unless all kernels are there, or start in any case (the default).",
+)
+@click.option(
+    "--ready-file", metavar="FILE", help="Write what is there to FILE, once that is done."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Kill one kernel's compile after this long; by default 600.",
+)
+@options.overlay
+@click.option("--no-hooks", is_flag=True, help="Put nothing into the command's Python.")
 @click.option(
     "--record",
     metavar="FILE",
@@ -41,12 +71,25 @@ __all__ = ["command"]
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND …")
 def command(
-    record: str | None, on_compile: str | None, since: str | None, words: tuple[str, ...]
+    shapes: str | None,
+    targets: tuple[str, ...],
+    budget: str | None,
+    background: bool,
+    require: str | None,
+    ready_file: str | None,
+    timeout: float | None,
+    overlay: str | None,
+    no_hooks: bool,
+    record: str | None,
+    on_compile: str | None,
+    since: str | None,
+    words: tuple[str, ...],
 ) -> int:
-    """Run a program with hooks on TileLang, in it and in what it starts.
+    """Run a program, its kernels warm, with hooks on TileLang in it and in what it starts.
 
-    The program needs no change: what it compiles is counted, recorded, and allowed or not. Each
-    process has an agent that `tlcache stats` asks.
+    The program needs no change. With --shapes its kernels are looked after, waited for or compiled
+    first. What it compiles itself is counted, recorded, and allowed or not. Each process has an
+    agent that `tlcache stats` asks.
     """
     if not words:
         raise UsageError(
@@ -54,7 +97,15 @@ def command(
         )
     if record is not None:
         _check_writable(record)
-    environment = _environment(record, on_compile, since)
+    wanted = ahead.asked(shapes, targets, budget, background, require, ready_file, timeout)
+    places = _places(overlay)
+    environment = _environment(record, on_compile, since, hooks=not no_hooks)
+    if overlay is not None:
+        environment[roots.VARIABLE] = os.pathsep.join(places)
+    if overlay is not None or not no_hooks:
+        roots.adopt(environment)
+    if wanted is not None and (code := ahead.before(wanted, places, words)) is not None:
+        return code
     sys.stdout.flush()
     sys.stderr.flush()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -65,13 +116,35 @@ def command(
         return _not_started(words, error)
 
 
-def _environment(record: str | None, on_compile: str | None, since: str | None) -> dict[str, str]:
+def _places(overlay: str | None) -> list[str]:
+    """The roots in force, absolute; the overlay is made."""
+    if overlay is None:
+        return [os.path.abspath(place) for place in roots.chain()]
+    from tlcache.fingerprint import platform_name, tilelang_version
+    from tlcache.store import layout
+    from tlcache.store.trust import set_umask
+
+    before = os.umask(0o022)
+    try:
+        os.umask(before)
+        set_umask()
+        layout.make_skeleton(Path(overlay), tilelang_version(), platform_name())
+    finally:
+        os.umask(before)
+    return roots.overlaid(overlay, roots.chain()).split(os.pathsep)
+
+
+def _environment(
+    record: str | None, on_compile: str | None, since: str | None, *, hooks: bool
+) -> dict[str, str]:
     """What the program inherits; options that are not given leave what is set already."""
     changed = dict(os.environ)
-    place = os.path.dirname(os.path.abspath(bootstrap.__file__))
-    before = [part for part in changed.get("PYTHONPATH", "").split(os.pathsep) if part]
-    changed["PYTHONPATH"] = os.pathsep.join([place, *(part for part in before if part != place)])
-    changed.setdefault("TLCACHE_AGENT", "1")
+    if hooks:
+        place = os.path.dirname(os.path.abspath(bootstrap.__file__))
+        before = [part for part in changed.get("PYTHONPATH", "").split(os.pathsep) if part]
+        paths = [place, *(part for part in before if part != place)]
+        changed["PYTHONPATH"] = os.pathsep.join(paths)
+        changed.setdefault("TLCACHE_AGENT", "1")
     wanted = {
         "TLCACHE_RECORD": os.path.abspath(record) if record is not None else None,
         "TLCACHE_ON_COMPILE": on_compile,

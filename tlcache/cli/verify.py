@@ -10,6 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import click
 
 from tlcache.cli import options, render
 from tlcache.errors import CacheRootError
-from tlcache.store import layout, trash, verify
+from tlcache.store import layout, roots, trash, verify
 from tlcache.store.opened import shown
 from tlcache.store.verify import Finding
 
@@ -43,6 +44,7 @@ class _Outcome:
     moved: str | None = None
     failure: str | None = None
     gone: bool = False
+    owned: bool = True  # by the root that is written to
 
     @property
     def remains(self) -> bool:
@@ -59,11 +61,17 @@ def command(cache_dir: str | None, repair: bool, json_wanted: bool) -> int:
     All files are hashed and compared with manifests and records. Exits with 1 while there are
     errors or warnings; notes are only said. What --repair moves is restored by moving it back.
     """
-    root = layout.cache_root(cache_dir)
-    _listable(root)
+    places = roots.chain(cache_dir)
+    root = places[0]
     tally = verify.Tally()
-    found = _found(root, tally)
-    outcomes = _repaired(root, found) if repair else [_Outcome(finding) for finding in found]
+    outcomes: list[_Outcome] = []
+    for place in places:
+        _listable(place)
+        found = _found(place, tally)
+        if repair and place == root:
+            outcomes += _repaired(root, found)
+        else:
+            outcomes += [_Outcome(finding, owned=place == root) for finding in found]
     remaining = sum(outcome.remains for outcome in outcomes)
     if json_wanted:
         render.emit_json(
@@ -75,7 +83,7 @@ def command(cache_dir: str | None, repair: bool, json_wanted: bool) -> int:
             }
         )
     else:
-        _print(root, outcomes, tally, cache_dir)
+        _print(places, outcomes, tally, cache_dir)
     return 1 if remaining else 0
 
 
@@ -140,7 +148,10 @@ def _as_json(outcome: _Outcome) -> dict[str, Any]:
     }
 
 
-def _print(root: Path, outcomes: list[_Outcome], tally: verify.Tally, given: str | None) -> None:
+def _print(
+    places: Sequence[Path], outcomes: list[_Outcome], tally: verify.Tally, given: str | None
+) -> None:
+    root = places[0]
     shown_now = [outcome for outcome in outcomes if not outcome.gone]
     shown_now.sort(key=lambda outcome: ("error", "warning", "note").index(outcome.finding.severity))
     if shown_now and sys.stdout.isatty():
@@ -159,7 +170,8 @@ def _print(root: Path, outcomes: list[_Outcome], tally: verify.Tally, given: str
     ]
     what = ", ".join(checked) or "nothing"
     size = f" ({render.size(tally.bytes)})" if checked else ""
-    render.note(f"checked {what}{size} in {render.home(root)}: {', '.join(told) or 'all sound'}")
+    where = ", ".join(render.home(place) for place in places)
+    render.note(f"checked {what}{size} in {where}: {', '.join(told) or 'all sound'}")
     moved = Counter(_quarantine(outcome) for outcome in shown_now if outcome.moved is not None)
     for place, number in moved.items():
         things = render.count(number, "thing")
@@ -177,7 +189,7 @@ def _quarantine(outcome: _Outcome) -> Path:
 
 def _row(root: Path, outcome: _Outcome) -> list[str]:
     finding = outcome.finding
-    path = _path(os.path.relpath(finding.path, root))
+    path = _path(os.path.relpath(finding.path, root) if outcome.owned else finding.path)
     what = finding.what
     if outcome.moved is not None:
         what = f"put into quarantine: {what}"
@@ -221,7 +233,7 @@ def _hints(outcomes: list[_Outcome], given: str | None) -> list[str]:
     """What helps against what remains: `--repair` once, then each other remedy."""
     remaining = [outcome for outcome in outcomes if outcome.remains]
     hints = []
-    offered = sum(one.finding.repairable and one.failure is None for one in remaining)
+    offered = sum(one.finding.repairable and one.owned and one.failure is None for one in remaining)
     if offered:
         where = f" --cache-dir {shlex.quote(given)}" if given is not None else ""
         things = render.count(offered, "thing")

@@ -20,10 +20,12 @@ from tlcache.cli import options, render
 from tlcache.cli.signals import Terminated, terminable
 from tlcache.errors import CacheRootError, TargetError
 from tlcache.fingerprint import platform_name, tilelang_version
-from tlcache.store import layout, schedules
+from tlcache.store import coverage, layout, locks, roots, schedules
 from tlcache.store.trust import Trust, set_umask
 from tlcache.targets import CPU, Target
-from tlcache.warm import plan, pool, shapes
+from tlcache.warm import descendants, plan, pool, shapes
+from tlcache.warm import document as document_file
+from tlcache.warm.covering import Covering
 from tlcache.warm.outcome import Outcome, Status
 from tlcache.warm.plan import Item
 
@@ -57,6 +59,7 @@ def _print_schema(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Tuned schedules, as `tlcache tune -o` writes them; the cache root gets them, too.",
 )
 @options.cache_dir
+@options.overlay
 @click.option("--dry-run", is_flag=True, help="Show what would be compiled, and compile nothing.")
 @click.option("--check", is_flag=True, help="Exit with 1 if anything is missing; compile nothing.")
 @click.option(
@@ -71,6 +74,7 @@ def _print_schema(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option("--verbose", "-v", is_flag=True, help="Show what TileLang and the compilers print.")
 @options.json_output
 @click.option("--steps", is_flag=True, help="Write each step to stderr, as a line of JSON.")
+@click.option("--led", is_flag=True, hidden=True, help="Who started this leads already.")
 @click.option(
     "--schema",
     is_flag=True,
@@ -85,6 +89,7 @@ def command(
     jobs: int | None,
     schedules_path: str | None,
     cache_dir: str | None,
+    overlay: str | None,
     dry_run: bool,
     check: bool,
     keep_going: bool,
@@ -92,6 +97,7 @@ def command(
     verbose: bool,
     json_wanted: bool,
     steps: bool,
+    led: bool,
 ) -> int:
     """Compile the kernels of a shapes.json before a process needs them.
 
@@ -103,23 +109,30 @@ def command(
             "TILELANG_DISABLE_CACHE is set, so TileLang would keep nothing of what is compiled",
             hint="`unset TILELANG_DISABLE_CACHE`",
         )
+    if led:
+        descendants.dies_with_parent()
     set_umask()
-    document = shapes.load(path)
+    data = document_file.read(path)
+    document = shapes.parsed(path, data)
     tuned = schedules.load(schedules_path) if schedules_path is not None else []
     shapes.have_found(document)
     chosen = _targets(document, path, spellings)
-    root = layout.cache_root(cache_dir)
-    if root.exists():
-        Trust(root).check_root()
-    chooser = schedules.Chooser(root, tuned)
+    places = roots.chain(cache_dir)
+    if overlay is not None:
+        places = [Path(overlay), *(place for place in places if place != Path(overlay))]
+    root = places[0]
+    for there in places:
+        if there.exists():
+            Trust(there).check_root()
+    chooser = schedules.Chooser(root, tuned, places[1:])
     wanted = shapes.expand(document, path, chosen, chooser)
     for unfit in chooser.unfit:
         render.note(
             f"note: the tuned schedule of {unfit.spec.title} ({unfit.spec.schedule_text}) does not "
             "fit the kernel any more; it is left out"
         )
-    again = _command(path, spellings, schedules_path, cache_dir)
-    items = plan.make(wanted, root)
+    again = _command(path, spellings, schedules_path, cache_dir, overlay)
+    items = plan.make(wanted, places)
     if check:
         for item in items:
             if chooser.missing(item.wanted.spec):
@@ -129,16 +142,32 @@ def command(
         for item in todo:
             item.outcome = Outcome("missing" if check else "planned")
         return _report(items, document, root, chosen, json_wanted, again)
-    layout.make_skeleton(root, tilelang_version(), platform_name())
-    plan.without_toolchain(todo)
-    todo = [item for item in todo if item.outcome is None]
+    name = coverage.key(data, [target.name for target in chosen])
+    covering = Covering(name, document, chosen, places)
     progress: _Quiet | None = _Steps(items) if steps else None
-    interrupted = _compile(todo, root, jobs, timeout, keep_going, verbose, progress)
-    chooser.install(
-        item.wanted.spec
-        for item in items
-        if item.outcome is not None and item.outcome.status in ("compiled", "present")
-    )
+    interrupted = 0
+    if todo or root.exists() or len(places) == 1:
+        layout.make_skeleton(root, tilelang_version(), platform_name())
+    with terminable():
+        try:
+            with nullcontext() if led or not todo else locks.leading(root, name, _tell_waiting):
+                plan.look(todo, places)
+                plan.without_toolchain(todo)
+                todo = [item for item in todo if item.outcome is None]
+                if todo:
+                    covering.write(items)
+                _compile(todo, root, jobs, timeout, keep_going, verbose, progress)
+                chooser.install(
+                    item.wanted.spec
+                    for item in items
+                    if item.outcome is not None and item.outcome.status in ("compiled", "present")
+                )
+        except KeyboardInterrupt:
+            interrupted = signal.SIGINT
+        except Terminated:
+            interrupted = signal.SIGTERM
+    if todo or not covering.known(items):
+        covering.write(items)
     code = _report(items, document, root, chosen, json_wanted, again)
     return 128 + interrupted if interrupted else code
 
@@ -165,7 +194,11 @@ def _targets(document: shapes.Shapes, path: str, spellings: tuple[str, ...]) -> 
 
 
 def _command(
-    path: str, spellings: tuple[str, ...], schedules_path: str | None, cache_dir: str | None
+    path: str,
+    spellings: tuple[str, ...],
+    schedules_path: str | None,
+    cache_dir: str | None,
+    overlay: str | None,
 ) -> str:
     """The command that compiles what is missing, as a shell takes it."""
     words = ["tlcache", "warm", "--shapes", path]
@@ -173,7 +206,13 @@ def _command(
         words += ["--target", spelling]
     if schedules_path is not None:
         words += ["--schedules", schedules_path]
-    return shlex.join([*words, *(["--cache-dir", cache_dir] if cache_dir is not None else [])])
+    for option, given in (("--cache-dir", cache_dir), ("--overlay", overlay)):
+        words += [option, given] if given is not None else []
+    return shlex.join(words)
+
+
+def _tell_waiting() -> None:
+    render.note("waiting for another process that warms the same kernels")
 
 
 def _compile(
@@ -184,29 +223,23 @@ def _compile(
     keep_going: bool,
     verbose: bool,
     told: _Quiet | None,
-) -> int:
-    """Compile what is left. Returns the signal that stopped it, or 0."""
+) -> None:
+    """Compile what is left."""
     if not todo:
-        return 0
-    with nullcontext(told) if told else _progress(len(todo)) as progress, terminable():
-        try:
-            for index, outcome in pool.run(
-                [item.wanted.spec for item in todo],
-                os.fspath(root.absolute()),
-                jobs=jobs or pool.default_jobs(),
-                keys=[item.wanted.key for item in todo],
-                timeout=timeout,
-                fail_fast=not keep_going,
-                quiet=not verbose,
-                on_start=lambda index: progress.started(todo[index]),
-            ):
-                todo[index].outcome = outcome
-                progress.ended(todo[index])
-        except KeyboardInterrupt:
-            return signal.SIGINT
-        except Terminated:
-            return signal.SIGTERM
-    return 0
+        return
+    with nullcontext(told) if told else _progress(len(todo)) as progress:
+        for index, outcome in pool.run(
+            [item.wanted.spec for item in todo],
+            os.fspath(root.absolute()),
+            jobs=jobs or pool.default_jobs(),
+            keys=[item.wanted.key for item in todo],
+            timeout=timeout,
+            fail_fast=not keep_going,
+            quiet=not verbose,
+            on_start=lambda index: progress.started(todo[index]),
+        ):
+            todo[index].outcome = outcome
+            progress.ended(todo[index])
 
 
 class _Quiet:
@@ -331,6 +364,7 @@ def _kernel(item: Item) -> dict[str, Any]:
         "where": item.wanted.where,
         "op": item.wanted.op,
         "kernel": spec.kernel,
+        "title": spec.title,
         "workload": said["workload"],
         "schedule": said["schedule"],
         "target": spec.target.name,

@@ -15,7 +15,7 @@ import click
 from tlcache import targets as target_names
 from tlcache.cli import options, render
 from tlcache.errors import TargetError, UsageError
-from tlcache.store import layout, schedules
+from tlcache.store import roots, schedules
 from tlcache.store.trust import Trust
 from tlcache.targets import CPU, Target
 from tlcache.warm import shapes
@@ -67,15 +67,17 @@ def command(
         )
     document = shapes.load(path) if path is not None else _document(workload, schedule)
     source = path or _LINE
-    root = layout.cache_root(cache_dir)
-    if root.exists():
-        Trust(root).check_root()
+    places = roots.chain(cache_dir)
+    root = places[0]
+    for place in places:
+        if place.exists():
+            Trust(place).check_root()
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # as for `warm`: factories of the project at hand
     chosen = _targets(document, source, spellings)
-    wanted = shapes.expand(document, source, chosen, schedules.Chooser(root))
+    wanted = shapes.expand(document, source, chosen, schedules.Chooser(root, (), places[1:]))
     logging.getLogger("tlcache").setLevel(logging.ERROR)  # what is damaged is told below
-    reader = Reader(root)
+    reader = Reader(root, places[1:])
     causes = [(one, reader.cause(one.spec)) for one in wanted]
     counts = Counter(cause.kind for _, cause in causes)
     if json_wanted:

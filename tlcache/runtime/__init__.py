@@ -22,10 +22,12 @@ from tlcache.runtime.resolve import (
     resolve,
     tuned,
 )
+from tlcache.store import roots as _roots
 
 __all__ = ["Counters", "Launcher", "Resolver"]
 __all__ += ["capturing", "counters", "freeze", "lookup", "mark_ready", "resolve", "tuned"]
 
+_roots.adopt()
 _agent.start_by_environment()
 if os.environ.get("TLCACHE_RECORD"):
     from tlcache.runtime import recorder as _recorder

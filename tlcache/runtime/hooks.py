@@ -29,12 +29,12 @@ import wrapt
 from tlcache import targets
 from tlcache.errors import MissError
 from tlcache.fingerprint import key_environment
-from tlcache.runtime import events, garbage, origin, ownership, recorder
+from tlcache.runtime import below, events, garbage, origin, ownership, recorder
 from tlcache.runtime.counters import Outcome
 from tlcache.runtime.origin import Made, Origin
 from tlcache.runtime.process import process
 from tlcache.runtime.resolve import foreign, remembered
-from tlcache.store import layout
+from tlcache.store import layout, roots
 
 __all__ = ["factories", "install", "installed", "jits"]
 
@@ -53,6 +53,7 @@ def install() -> None:
         ("tilelang.jit", "JITImpl.get_tir", _elaborated),
         ("tilelang.jit.kernel", "JITKernel.__init__", _initialized),
         ("tilelang.cache.kernel_cache", "KernelCache.cached", _requested),
+        ("tilelang.cache.kernel_cache", "KernelCache._load_kernel_from_disk", _looked_for),
         ("tilelang.autotuner.tuner", "AutoTuner._load_result_from_disk", _tuned),
         ("tilelang.autotuner.tuner", "AutoTuner._prepare_compile_execution", _launched),
         ("tilelang.autotuner.tuner", "compile_grouped_unit_tvm_ffi", _grouped),
@@ -218,6 +219,15 @@ def _initialized(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         raise
     _settle(request, instance)
     return None
+
+
+def _looked_for(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    if os.environ.get(roots.VARIABLE):
+        try:
+            below.fetch(instance._get_cache_path(args[0] if args else kwargs["key"]))
+        except Exception as error:
+            _trouble(error)
+    return wrapped(*args, **kwargs)
 
 
 def _undrifted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments:

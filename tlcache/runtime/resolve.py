@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from tlcache.errors import CacheRootError, CaptureError, MissError, RuntimeLibraryError
@@ -22,7 +22,7 @@ from tlcache.runtime.launcher import Launcher, load
 from tlcache.runtime.process import freeze, mark_ready
 from tlcache.runtime.process import process as _process
 from tlcache.spec import KernelSpec
-from tlcache.store import closures, layout, record, schedules
+from tlcache.store import closures, layout, record, roots, schedules
 from tlcache.store.trust import Trust
 
 if TYPE_CHECKING:
@@ -39,21 +39,25 @@ on_new: list[Callable[[], None]] = []
 
 
 class Resolver:
-    """Resolves specs against one cache root.
+    """Resolves specs against one cache root, or one over others that are only read.
 
     Args:
         root: The cache root. TileLang compiles into the root that its environment variable names,
             so another one than `layout.cache_root()` can be read from, and not compiled into.
+        below: Roots that are looked into for what that one does not have, in their order.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], below: Iterable[str | os.PathLike[str]] = ()
+    ) -> None:
         self.root = os.path.abspath(root)
+        self.roots = (self.root, *map(os.path.abspath, below))
         self.ledger = Ledger()
         self.counters = self.ledger.total
         self._memory: dict[KernelSpec, Launcher] = {}
         self._lock = threading.Lock()
         self._flights: dict[KernelSpec, threading.Lock] = {}
-        self._trust: Trust | None = None
+        self._trusts: dict[str, Trust] = {}
         self._recalled: set[str] = set()
         self._refused: set[KernelSpec] = set()
         self._schedules = False
@@ -104,7 +108,8 @@ class Resolver:
             self._refused.add(spec)
             events.log.note("failed", spec.title, spec=spec, reason=f"MissError: {why}")
         return MissError(
-            f"{spec} is not in the cache {self.root}, and {why}", hint=_warm_hint(spec)
+            f"{spec} is not in the cache {os.pathsep.join(self.roots)}, and {why}",
+            hint=_warm_hint(spec),
         )
 
     def lookup(self, spec: KernelSpec) -> Launcher | None:
@@ -118,8 +123,8 @@ class Resolver:
             return found
         with self._flight(spec):
             found = self._remembered(spec)
-            if found is None and self._readable():
-                found = self._restore(spec)
+            if found is None and (places := self._readable()):
+                found = self._restore(spec, places)
                 if found is not None:
                     self._keep(found)
             return found
@@ -130,9 +135,11 @@ class Resolver:
         Raises:
             UntrustedRootError: Somebody else can write the cache root.
         """
-        if not self._readable() or not self._has_schedules():
+        places = self._readable()
+        if not places or not self._has_schedules():
             return spec
-        found = schedules.find(self.root, spec, self._trust)
+        told = (schedules.find(place, spec, self._trusts[place]) for place in places)
+        found = next(filter(None, told), None)
         if found is None:
             return spec
         if operator.accepts(found.spec):
@@ -150,7 +157,9 @@ class Resolver:
 
     def _has_schedules(self) -> bool:
         if not self._schedules:
-            self._schedules = os.path.isdir(os.path.join(self.root, "tlcache", "schedules"))
+            self._schedules = any(
+                os.path.isdir(os.path.join(root, "tlcache", "schedules")) for root in self.roots
+            )
         return self._schedules
 
     def _remembered(self, spec: KernelSpec) -> Launcher | None:
@@ -185,38 +194,39 @@ class Resolver:
         with self._lock:
             return self._flights.setdefault(spec, threading.Lock())
 
-    def _readable(self) -> bool:
-        """Whether records are to be read; checks the root before the first one."""
+    def _readable(self) -> tuple[str, ...]:
+        """The roots that records are to be read from; each is checked before the first one."""
         if layout.caching_disabled():
-            return False
-        if self._trust is None:
-            if not os.path.isdir(self.root):
-                return False
-            trust = Trust(self.root)
-            trust.check_root()
-            self._trust = trust
-        return True
+            return ()
+        if len(self._trusts) < len(self.roots):
+            for root in self.roots:
+                if root not in self._trusts and os.path.isdir(root):
+                    trust = Trust(root)
+                    trust.check_root()
+                    self._trusts[root] = trust
+        return tuple(root for root in self.roots if root in self._trusts)
 
-    def _restore(self, spec: KernelSpec) -> Launcher | None:
+    def _restore(self, spec: KernelSpec, places: Iterable[str]) -> Launcher | None:
         start = time.perf_counter()
-        assert self._trust is not None
         if spec.kernel not in self._recalled:
-            closures.recall(self.root, spec.kernel, self._trust)
+            for root in places:
+                closures.recall(root, spec.kernel, self._trusts[root])
             self._recalled.add(spec.kernel)
         key = spec.action_key()
-        found = record.read(self.root, key, self._trust, spec)
-        if found is None:
-            return None
-        path = record.sound_library(self.root, found, self._trust, use=True)
-        if path is None:
-            return None
-        call = _loaded(path, found)
-        if call is None:
-            return None
-        record.used(self.root, key)
-        seconds = time.perf_counter() - start
-        self._note(spec, "restored", seconds, saved=found.compile_seconds, entry=found.entry)
-        return Launcher(spec, "restored", call)
+        for root in places:
+            found = record.read(root, key, self._trusts[root], spec)
+            if found is None:
+                continue
+            path = record.sound_library(root, found, self._trusts[root], use=True)
+            call = _loaded(path, found) if path is not None else None
+            if call is None:
+                continue
+            if root == self.root:
+                record.used(root, key)
+            seconds = time.perf_counter() - start
+            self._note(spec, "restored", seconds, saved=found.compile_seconds, entry=found.entry)
+            return Launcher(spec, "restored", call)
+        return None
 
     def _compile(self, spec: KernelSpec) -> Launcher:
         from tlcache.store import locks
@@ -224,7 +234,7 @@ class Resolver:
         try:
             with locks.compiling(self.root, spec.action_key()):
                 # Whoever held the lock before us has probably made the record.
-                return (self._restore(spec) if self._readable() else None) or self._build(spec)
+                return self._restore(spec, self._readable()) or self._build(spec)
         except CacheRootError as error:
             _log.warning("%s; compiling %s for this process alone", error.message, spec)
             return self._build(spec, keep=False)
@@ -251,7 +261,7 @@ class Resolver:
         none.
         """
         if built.record is not None:
-            trust = self._trust or Trust(self.root)
+            trust = self._trusts.get(self.root) or Trust(self.root)
             path = record.sound_library(self.root, built.record, trust, use=True)
             call = _loaded(path, built.record) if path is not None else None
             if call is not None:
@@ -295,14 +305,16 @@ _resolvers_lock = threading.Lock()
 
 
 def _current() -> Resolver:
-    """The resolver of the cache root that is in force now."""
-    root = layout.default_root()
-    found = _resolvers.get(root)
+    """The resolver of the cache roots that are in force now."""
+    named = os.environ.get(roots.VARIABLE) or layout.default_root()
+    found = _resolvers.get(named)
     if found is None:
         with _resolvers_lock:
-            if not os.environ.get("TILELANG_CACHE_DIR") and root == layout.configured_root():
-                os.environ["TILELANG_CACHE_DIR"] = root  # TileLang reads no tlcache.toml
-            found = _resolvers.setdefault(root, Resolver(root))
+            roots.adopt()
+            if not os.environ.get("TILELANG_CACHE_DIR") and named == layout.configured_root():
+                os.environ["TILELANG_CACHE_DIR"] = named  # TileLang reads no tlcache.toml
+            first, *below = roots.named() or [named]
+            found = _resolvers.setdefault(named, Resolver(first, below))
     return found
 
 

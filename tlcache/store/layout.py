@@ -1,12 +1,12 @@
 """Where things lie under a cache root, for every layout that TileLang has had.
 
-    <root>/<version>/<platform>/kernels/<key>/     TileLang 0.1.12 and later; also autotuner/<key>/
-    <root>/<version>/cuda-binaries/<key>/          0.1.15; up to 0.1.14 <key>.cubin,
-    <key>.cubin.sha256 <root>/<version>[/<platform>]/.staging/        what is being written
-    <root>/<version>-<machine>/kernels/<key>/      0.1.9 to 0.1.11; also autotuner/,
-    frontend/<key>.json <root>/<key>/                                  0.1.8 and earlier; also
-    autotuner/<key>/, tmp/ <base>/<anything>/<any of these>               a base directory with a
-    root for each deployment <root>/tlcache/records/<2 hex>/<action key>.json
+    <root>/<version>/<platform>/kernels/<key>/   0.1.12 and later; also autotuner/<key>/
+    <root>/<version>/cuda-binaries/<key>/        0.1.15; up to 0.1.14 <key>.cubin and its .sha256
+    <root>/<version>[/<platform>]/.staging/      what is being written
+    <root>/<version>-<machine>/kernels/<key>/    0.1.9 to 0.1.11; also autotuner/, frontend/
+    <root>/<key>/                                0.1.8 and earlier; also autotuner/<key>/, tmp/
+    <base>/<anything>/<any of these>             a base directory, a root for each deployment
+    <root>/tlcache/records/<2 hex>/<action key>.json
     <root>/tlcache/locks/<action key>.lock
 
 Invariant: tlcache writes below `<root>/tlcache` only, and creates TileLang's own empty directories;
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tlcache.errors import CacheRootError
+from tlcache.store import roots as roots_in_force
 
 __all__ = [
     "EntryPlace",
@@ -72,8 +73,9 @@ def cache_root(override: str | os.PathLike[str] | None = None) -> Path:
         override: A directory named on the command line; it wins over the environment.
 
     Returns:
-        `override`, else $TILELANG_CACHE_DIR, else `cache_dir` of tlcache.toml, else
-        `~/.tilelang/cache`. As in TileLang, a `~` in the variable is not expanded.
+        `override`, else the first of $TLCACHE_ROOTS, else $TILELANG_CACHE_DIR, else `cache_dir` of
+        tlcache.toml, else `~/.tilelang/cache`. As in TileLang, a `~` in the variable is not
+        expanded.
 
     Raises:
         ConfigError: A tlcache.toml is not understood, whatever key it is.
@@ -82,15 +84,19 @@ def cache_root(override: str | os.PathLike[str] | None = None) -> Path:
         return Path(override)
     from tlcache import config
 
-    if any(table for _, _, table in config.sources()):
-        return config.load().cache_dir  # which checks all keys of the files
-    return Path(default_root())
+    configured = any(table for _, _, table in config.sources())
+    settings = config.load() if configured else None  # which checks all keys of the files
+    if settings is None or roots_in_force.named():
+        return Path(default_root())
+    return settings.cache_dir
 
 
 def default_root() -> str:
     """The root of the environment. A string: a process asks for it with each kernel that it
     resolves.
     """
+    if os.environ.get(roots_in_force.VARIABLE) and (several := roots_in_force.named()):
+        return several[0]
     named = os.environ.get("TILELANG_CACHE_DIR")
     if named:
         return named

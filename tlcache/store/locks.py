@@ -5,6 +5,7 @@
     <root>/tlcache/locks/records.lock         shared by who files a record; alone for who takes
                                               entries away: a record is never filed for an entry
                                               that has just gone
+    <root>/tlcache/locks/<manifest's key>.lock    who warms the kernels of that document
 
 Invariant: a lock belongs to a process, so a killed holder releases it; a lock file that is left is
 empty and harmless. `records.lock` is held for milliseconds, never while something compiles.
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from tlcache.errors import CacheRootError
 from tlcache.store import layout
 
-__all__ = ["attempt", "compiling", "pruning", "recording", "removing"]
+__all__ = ["attempt", "compiling", "lead", "leading", "pruning", "recording", "removing"]
 
 
 @contextmanager
@@ -131,8 +132,54 @@ def removing(root: str | os.PathLike[str]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _locked(root: str | os.PathLike[str], how: int) -> int:
-    path = layout.lock_path(root, "records")
+def lead(root: str | os.PathLike[str], name: str) -> int | None:
+    """Become the one process that warms a document's kernels, so that others need not start
+    compilers for them.
+
+    Args:
+        root: The cache root.
+        name: The key of the document's manifest.
+
+    Returns:
+        A descriptor; who closes it leads no longer. None where another process leads.
+
+    Raises:
+        CacheRootError: The lock file cannot be created.
+    """
+    try:
+        return _locked(root, fcntl.LOCK_EX | fcntl.LOCK_NB, name)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        raise layout.unwritable(root, error) from error
+
+
+@contextmanager
+def leading(
+    root: str | os.PathLike[str], name: str, waiting: Callable[[], None] | None = None
+) -> Iterator[bool]:
+    """The same for who has nothing else to do meanwhile; yields whether it had to wait.
+
+    Raises:
+        CacheRootError: The lock file cannot be created.
+    """
+    descriptor = lead(root, name)
+    waited = descriptor is None
+    if descriptor is None:
+        if waiting is not None:
+            waiting()
+        try:
+            descriptor = _locked(root, fcntl.LOCK_EX, name)
+        except OSError as error:
+            raise layout.unwritable(root, error) from error
+    try:
+        yield waited
+    finally:
+        os.close(descriptor)
+
+
+def _locked(root: str | os.PathLike[str], how: int, name: str = "records") -> int:
+    path = layout.lock_path(root, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:

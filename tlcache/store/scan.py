@@ -8,7 +8,7 @@ little more than the time to look at all files.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tlcache.store import entry, layout, record
 from tlcache.store.entry import Entry, Facts, Listing
@@ -17,7 +17,7 @@ from tlcache.store.layout import EntryPlace
 from tlcache.store.record import Record
 from tlcache.store.scan_cache import ScanCache
 
-__all__ = ["kernels", "look", "record_of", "scan", "sound"]
+__all__ = ["kernels", "look", "record_of", "scan", "scan_all", "sound"]
 
 
 def kernels(root: str | os.PathLike[str]) -> Iterator[Entry]:
@@ -67,6 +67,12 @@ def scan(
                 filings[inner] = filed
             for place in layout.places_in(inner, nested=inner != base):
                 yield _entry(place, cache, filed, unreadable)
+
+
+def scan_all(roots: Iterable[str | os.PathLike[str]]) -> Iterator[Entry]:
+    """The same for the roots in force, in their order; what several of them have comes as often."""
+    for root in roots:
+        yield from scan(root)
 
 
 def look(

@@ -27,7 +27,7 @@ from tlcache.spec import KernelSpec
 from tlcache.store import files, layout
 from tlcache.store.trust import Trust
 
-__all__ = ["VERSION", "Chooser", "Tuned", "dump", "find", "key", "load", "write"]
+__all__ = ["VERSION", "Chooser", "Tuned", "dump", "find", "key", "load", "place", "write"]
 
 _log = logging.getLogger(__name__)
 VERSION = 1
@@ -109,7 +109,8 @@ def key(spec: KernelSpec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _path(root: str | os.PathLike[str], name: str) -> str:
+def place(root: str | os.PathLike[str], name: str) -> str:
+    """Where the schedule record of a `key` lies."""
     return os.path.join(root, "tlcache", "schedules", name[:2], f"{name}.json")
 
 
@@ -126,7 +127,7 @@ def find(
     Raises:
         UntrustedRootError: Somebody else can write it.
     """
-    path = _path(root, key(spec))
+    path = place(root, key(spec))
     try:
         data = files.read(path)
     except OSError:
@@ -149,7 +150,7 @@ def write(root: str | os.PathLike[str], tuned: Tuned) -> None:
     """
     data = json.dumps(tuned.to_json(), indent=1).encode() + b"\n"
     try:
-        files.write_atomically(_path(root, key(tuned.spec)), data)
+        files.write_atomically(place(root, key(tuned.spec)), data)
     except OSError as error:
         raise layout.unwritable(root, error) from error
 
@@ -202,16 +203,23 @@ class Chooser:
     Args:
         root: The cache root.
         carried: Tuned schedules from a file; they win.
+        below: Roots that are looked into where that one has none.
 
     Attributes:
         carried: Those of them that were asked for, by the kernel.
         unfit: Tuned schedules that their operator does not take any more, each once.
     """
 
-    def __init__(self, root: str | os.PathLike[str], carried: Iterable[Tuned] = ()) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        carried: Iterable[Tuned] = (),
+        below: Iterable[str | os.PathLike[str]] = (),
+    ) -> None:
         self.carried: dict[KernelSpec, Tuned] = {}
         self.unfit: list[Tuned] = []
         self._root = root
+        self._roots = (root, *below)
         self._offered = {key(tuned.spec): tuned for tuned in carried}
 
     def __call__(self, operator: Operator, spec: KernelSpec) -> KernelSpec:
@@ -220,9 +228,10 @@ class Chooser:
         if offered is not None and self._fits(operator, offered):
             self.carried[offered.spec] = offered
             return offered.spec
-        filed = find(self._root, spec)
-        if filed is not None and self._fits(operator, filed):
-            return filed.spec
+        for root in self._roots:
+            filed = find(root, spec)
+            if filed is not None:
+                return filed.spec if self._fits(operator, filed) else spec
         return spec
 
     def _fits(self, operator: Operator, tuned: Tuned) -> bool:
@@ -236,7 +245,7 @@ class Chooser:
         tuned = self.carried.get(spec)
         if tuned is None:
             return False
-        filed = find(self._root, spec)
+        filed = next(filter(None, (find(root, spec) for root in self._roots)), None)
         return filed is None or filed.spec != spec
 
     def install(self, specs: Iterable[KernelSpec]) -> int:

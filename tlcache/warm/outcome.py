@@ -24,6 +24,7 @@ class Outcome:
         error: Why it failed, in one line.
         hint: What to do about that.
         fault: The machine failed (no compiler, disk full), not the kernel.
+        entry: TileLang's entry, relative to the root, of a kernel that is unrecorded.
     """
 
     status: Status
@@ -33,3 +34,4 @@ class Outcome:
     error: str | None = None
     hint: str | None = None
     fault: bool = False
+    entry: str | None = None

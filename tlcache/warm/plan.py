@@ -5,7 +5,7 @@ Invariant: planning writes nothing and imports neither torch nor TileLang.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tlcache.warm import toolchain
 from tlcache.warm.outcome import Outcome
 from tlcache.warm.shapes import Wanted
 
-__all__ = ["Item", "make", "without_toolchain"]
+__all__ = ["Item", "look", "make", "without_toolchain"]
 
 
 @dataclass
@@ -32,18 +32,21 @@ class Item:
     outcome: Outcome | None = None
 
 
-def make(wanted: Iterable[Wanted], root: Path) -> list[Item]:
-    """Look up every kernel. What is present, or cannot be compiled here, has its outcome
-    already.
-    """
-    items = []
-    for one in wanted:
-        item = Item(one, one.spec.action_key())
-        found = record.read(root, item.action_key, spec=one.spec)
-        if found is not None and record.present(root, found, one.key):
-            item.outcome = Outcome("present", saved_seconds=found.compile_seconds)
-        items.append(item)
+def make(wanted: Iterable[Wanted], roots: Sequence[Path]) -> list[Item]:
+    """Look up every kernel in the roots in force. What is present has its outcome already."""
+    items = [Item(one, one.spec.action_key()) for one in wanted]
+    look(items, roots)
     return items
+
+
+def look(items: Iterable[Item], roots: Sequence[Path]) -> None:
+    """Settle the kernels that are there, of those that are not settled yet."""
+    for item in items:
+        for root in roots if item.outcome is None else ():
+            found = record.read(root, item.action_key, spec=item.wanted.spec)
+            if found is not None and record.present(root, found, item.wanted.key):
+                item.outcome = Outcome("present", saved_seconds=found.compile_seconds)
+                break
 
 
 def without_toolchain(items: Iterable[Item]) -> None:

@@ -42,9 +42,10 @@ from tlcache.fingerprint import key_environment
 from tlcache.operators import Operator, WorkloadError
 from tlcache.spec import KernelSpec
 from tlcache.targets import Target, parse
+from tlcache.warm import document
 
 __all__ = ["FactoryWorkload", "OpWorkload", "Range", "Shapes", "Unreplayable", "Wanted"]
-__all__ += ["checked", "expand", "have_found", "json_schema", "load", "targets"]
+__all__ += ["checked", "expand", "have_found", "json_schema", "load", "parsed", "targets"]
 
 MOST = 100_000
 """Kernels that one document may expand to; more is a slip of the pen."""
@@ -227,12 +228,14 @@ class Wanted:
         where: The path in the document, like `workloads[0]`.
         op: The operator's name, or None for a factory's kernel.
         key: The key that TileLang is to have for it, where a recording tells it.
+        tunable: Whether the document leaves its schedule open.
     """
 
     spec: KernelSpec
     where: str
     op: str | None
     key: str | None = None
+    tunable: bool = False
 
 
 # --- reading ---
@@ -248,38 +251,40 @@ def load(path: str | Path) -> Shapes:
     Raises:
         ShapesError: It is missing, not JSON, or not what the schema says.
     """
+    return parsed(path, document.read(path))
+
+
+def parsed(path: str | Path, data: bytes) -> Shapes:
+    """The shapes document in a file's bytes; `path` is for messages.
+
+    Raises:
+        ShapesError: It is not JSON, or not what the schema says.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ShapesError(
-            f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
-            hint="`--shapes` takes a file like examples/shapes.json",
-        ) from error
+        values = json.loads(data.decode())
     except UnicodeDecodeError as error:
         raise ShapesError(f"{path} is not UTF-8 text: {error.reason}", hint=_HINT) from error
-    try:
-        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ShapesError(
             f"{path} is not JSON: {error}", hint=f"`python -m json.tool {shlex.quote(str(path))}`"
         ) from error
-    return checked(document, path)
+    return checked(values, path)
 
 
-def checked(document: Any, path: str | Path) -> Shapes:
+def checked(values: Any, path: str | Path) -> Shapes:
     """A shapes document that was read already.
 
     Args:
-        document: What its JSON says.
+        values: What its JSON says.
         path: Its file, or another name for it, for messages.
 
     Raises:
         ShapesError: It is not what the schema says.
     """
     try:
-        return Shapes.model_validate(document)
+        return Shapes.model_validate(values)
     except ValidationError as error:
-        raise _explained(path, document, error) from error
+        raise _explained(path, values, error) from error
 
 
 def _explained(path: str | Path, document: Any, error: ValidationError) -> ShapesError:
@@ -439,11 +444,12 @@ def _expanded(
         given = dict(zip(fields, combination, strict=True))
         try:
             if operator is not None and isinstance(workload, OpWorkload):
+                tunable = workload.schedule == "default"
                 if workload.schedule == "default":
                     spec = choose(operator, operator.spec(given, target))
                 else:
                     spec = operator.spec(given, target, dict(workload.schedule))
-                yield Wanted(spec, where, operator.name)
+                yield Wanted(spec, where, operator.name, tunable=tunable)
             elif isinstance(workload, FactoryWorkload):
                 factory_digest(workload.kernel)  # there is such a factory
                 yield Wanted(

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from tlcache.errors import CompileError, EnvironmentFault, TlcacheError
 from tlcache.spec import KernelSpec
-from tlcache.store import locks, record
+from tlcache.store import locks, record, roots
 from tlcache.warm import compiling, pretending, replaying, toolchain
 from tlcache.warm.outcome import Outcome
 
@@ -46,6 +46,7 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TILELANG_CACHE_DIR"] = root
+    os.environ.pop(roots.VARIABLE, None)  # this root alone, whichever are in force
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     os.environ["TILELANG_PRINT_ON_COMPILATION"] = "0"
     os.environ.pop("TILELANG_DEFAULT_TARGET", None)  # each spec says its own
@@ -114,7 +115,7 @@ def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -
     if built.fault is not None:
         return Outcome("failed", error=built.fault.message, hint=built.fault.hint, fault=True)
     if built.record is None:
-        return Outcome("unrecorded", seconds=built.seconds)
+        return Outcome("unrecorded", seconds=built.seconds, entry=_entry(built.kernel, root))
     entry = os.path.join(root, built.record.entry)
     return Outcome(
         "compiled",
@@ -122,6 +123,15 @@ def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -
         saved_seconds=built.seconds,
         bytes=_bytes(entry),
     )
+
+
+def _entry(kernel: Any, root: str) -> str | None:
+    """TileLang's entry of a kernel, relative to the root, if it is in there."""
+    path = getattr(kernel, "_tilelang_cache_path", None)
+    if path is None or not os.path.isdir(path):
+        return None
+    entry = os.path.relpath(path, root)
+    return None if entry.startswith(os.pardir) else entry
 
 
 def _bytes(entry: str) -> int:

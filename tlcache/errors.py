@@ -15,10 +15,12 @@
         RuntimeLibraryError      3   TileLang's or tvm-ffi's runtime library is not installed
         AgentError               3   an agent cannot listen, or its directory is not the user's
         alone
+        TransferError            3   an archive cannot be fetched from where it is, or sent there
       KernelError                1   this kernel is not to be had
         CompileError             1   it does not compile
         MissError                1   it is not in the cache, and compiling was ruled out
         CaptureError             1   it would have to be compiled during CUDA graph capture
+      ArchiveError               1   an archive is not what it should be, and is refused
 
 Each holds one sentence with the actual values, and a `hint`: what to do about it.
 """
@@ -29,6 +31,7 @@ from typing import ClassVar
 
 __all__ = [
     "AgentError",
+    "ArchiveError",
     "CacheRootError",
     "CaptureError",
     "CompileError",
@@ -44,6 +47,7 @@ __all__ = [
     "TargetError",
     "TlcacheError",
     "ToolchainError",
+    "TransferError",
     "UntrustedRootError",
     "UsageError",
 ]
@@ -133,6 +137,12 @@ class AgentError(EnvironmentFault):
     """
 
 
+class TransferError(EnvironmentFault):
+    """An archive cannot be fetched from where it is, or sent there: a server, the network, or a
+    package that speaks its protocol.
+    """
+
+
 class KernelError(TlcacheError):
     """A kernel is not to be had."""
 
@@ -147,3 +157,9 @@ class MissError(KernelError):
 
 class CaptureError(KernelError):
     """A kernel would have to be compiled while a CUDA graph is captured."""
+
+
+class ArchiveError(TlcacheError):
+    """An archive is not what it should be: damaged, hostile, of another digest, or not signed by
+    who should have. Nothing of it is taken.
+    """

@@ -36,7 +36,15 @@ __all__ = [
     "places",
     "places_in",
 ]
-__all__ += ["caching_disabled", "record_path", "records", "root_of", "roots", "unwritable"]
+__all__ += [
+    "caching_disabled",
+    "file_of",
+    "record_path",
+    "records",
+    "root_of",
+    "roots",
+    "unwritable",
+]
 
 # As text: compiling them costs a start that lists nothing 0.3 ms; `re` keeps what it compiled.
 _KEY = r"[0-9a-f]{64}"
@@ -214,6 +222,44 @@ def holding(path: str) -> tuple[str, EntryPlace] | None:
         platform = f"linux-{match['machine']}"
         return "/".join(parts[:-2]), EntryPlace(key, above, match["version"], platform, kind)
     return "/".join(parts[:-1]), EntryPlace(key, above, None, None, kind)
+
+
+_FILE = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}"
+_THINGS = tuple(
+    rf"(?a){above}(?P<key>{_KEY})/(?P<name>{_FILE})"
+    for above in (
+        rf"(?P<version>{_VERSION})/(?P<platform>{_PLATFORM})/(?P<kind>kernels|autotuner)/",
+        rf"(?P<version>{_VERSION})/(?P<kind>cuda-binaries)/",
+        rf"{_OLD_NAMESPACE}/(?P<kind>kernels|autotuner)/",
+        r"(?:(?P<kind>autotuner)/)?",
+    )
+)
+_BINARY = rf"(?a)(?P<version>{_VERSION})/cuda-binaries/(?P<name>(?P<key>{_KEY})\.(?:cubin|fatbin))"
+
+
+def file_of(path: str) -> tuple[EntryPlace, str] | None:
+    """What a file in a root would belong to: a kernel, a tuner's result or a cuda-binary.
+
+    Args:
+        path: Of the file, below the root.
+
+    Returns:
+        The thing, its location below the root, and the file's name; None for whatever else.
+    """
+    for pattern in _THINGS:
+        if match := re.fullmatch(pattern, path):
+            found = match.groupdict()
+            machine = found.get("machine")
+            platform = f"linux-{machine}" if machine else found.get("platform")
+            location = path[: -len(found["name"]) - 1]
+            kind = _KINDS[found["kind"] or "kernels"]
+            return EntryPlace(found["key"], location, found.get("version"), platform, kind), (
+                found["name"]
+            )
+    if match := re.fullmatch(_BINARY, location := path.removesuffix(".sha256")):
+        place = EntryPlace(match["key"], location, match["version"], None, "cuda-binary")
+        return place, os.path.basename(path)
+    return None
 
 
 def _version(place: str, version: str) -> Iterator[EntryPlace]:

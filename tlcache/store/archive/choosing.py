@@ -1,0 +1,89 @@
+"""What of a cache root an export means: TileLang's things, and the keys of records.
+
+Invariant: reads only. Chosen are kernels, results of TileLang's tuner and cuda-binaries of one
+root; roots below it, front-end indexes, staging leftovers and unknown things are not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from tlcache.errors import MissError
+from tlcache.store import entry, layout, record, scan
+from tlcache.store.entry import Entry
+from tlcache.store.layout import EntryPlace
+from tlcache.store.select import Filter
+
+__all__ = ["Choice", "by_filter", "by_keys", "everything"]
+
+_KINDS = ("kernel", "autotuner", "cuda-binary")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to export.
+
+    Attributes:
+        root: The cache root.
+        places: TileLang's things, in the order of their paths.
+        keys: The action keys of the records that may go along; None for all.
+        asked: The specs that a shapes file named, for the index's coverage; None without one.
+    """
+
+    root: str
+    places: tuple[EntryPlace, ...]
+    keys: frozenset[str] | None = None
+    asked: int | None = None
+
+
+def everything(root: str) -> Choice:
+    """All that a root holds."""
+    return Choice(root, _sorted(layout.places_in(root)))
+
+
+def by_filter(root: str, wanted: Filter) -> Choice:
+    """The things that a filter selects, with the cuda-binaries of its kernels."""
+    found = [one for one in scan.scan(root) if layout.root_of(root, one.place) == root]
+    return Choice(root, _joined(list(wanted.select(found)), found))
+
+
+def by_keys(root: str, keys: Collection[str], wanted: Filter | None = None) -> Choice:
+    """The kernels of some records, with their cuda-binaries.
+
+    Args:
+        root: The cache root.
+        keys: Action keys of records; each has to be there, with the library that it tells of.
+        wanted: What the kernels have to be besides.
+
+    Raises:
+        MissError: One is not there.
+    """
+    entries = set()
+    for key in keys:
+        filed = record.read(root, key)
+        if filed is None or record.sound_library(root, filed) is None:
+            raise MissError(
+                f"the kernel {key[:12]} is not in {root}", hint="`tlcache warm` compiles it"
+            )
+        entries.add(os.path.join(root, os.path.normpath(filed.entry)))
+    found = [one for one in scan.scan(root) if layout.root_of(root, one.place) == root]
+    some = [one for one in found if one.place.location in entries]
+    places = _joined(list(wanted.select(some)) if wanted else some, found)
+    return Choice(root, places, frozenset(keys), len(keys))
+
+
+def _joined(some: list[Entry], found: list[Entry]) -> tuple[EntryPlace, ...]:
+    binaries = entry.cuda_binaries(found)
+    places = {one.place.location: one.place for one in some}
+    for one in some:
+        if one.place.kind == "kernel" and one.payload is not None:
+            for binary in binaries.get(one.payload, ()):
+                places[binary.place.location] = binary.place
+    return _sorted(places.values())
+
+
+def _sorted(places: Iterable[EntryPlace]) -> tuple[EntryPlace, ...]:
+    kept = (place for place in places if place.kind in _KINDS)
+    return tuple(sorted(kept, key=lambda place: place.location))

@@ -1,0 +1,311 @@
+"""An archive read: every byte checked, and unpacked into staging.
+
+Invariant: a file is written only below the staging directory, by a path that the index names and
+`layout` knows, and no byte more than the index says. What an archive says of itself is bounded
+before it is believed: the index, each file, all of them, the memory for unpacking, and how much
+more it is than the archive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import IO, Any
+
+from tlcache.errors import ArchiveError
+from tlcache.store import closures, layout, record, schedules
+from tlcache.store.archive import tar, whole
+from tlcache.store.archive.index import MOST_INDEX, NAME, Index, Member, Thing
+from tlcache.store.opened import shown
+from tlcache.store.record import Record
+
+__all__ = ["FREE", "RATIO", "Staged", "read_index", "unpack"]
+
+FREE = 1024**3
+RATIO = 200
+"""Unpacked, an archive may have FREE bytes, or RATIO times its own size, whichever is more."""
+_WINDOW = 8 * 1024 * 1024
+_CHUNK = 1024 * 1024
+_SMALL = 64
+
+
+@dataclass
+class Staged:
+    """An archive that has been checked.
+
+    Attributes:
+        url: Where it came from.
+        directory: Under which its files lie by the paths that they are to have in the root.
+        index: What it holds.
+        things: TileLang's things, by location.
+        present: Locations of things that were in the root already, and are not staged.
+        records: Its records by action keys.
+        sha256: Of the archive.
+        size: Its bytes.
+        signer: Who signed it; None where nobody was asked for.
+        left: What is not to be published, and why.
+    """
+
+    url: str
+    directory: str
+    index: Index
+    things: dict[str, Thing]
+    sha256: str
+    size: int
+    present: set[str] = field(default_factory=set)
+    records: dict[str, Record] = field(default_factory=dict)
+    signer: str | None = None
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def unpack(
+    url: str,
+    file: IO[bytes],
+    directory: str,
+    root: str,
+    *,
+    vet: Callable[[Index, dict[str, Thing]], None] = lambda index, things: None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Staged:
+    """Check an archive whole, and stage what the root does not have.
+
+    Args:
+        url: What it is called in errors.
+        file: The archive.
+        directory: An empty directory for its files.
+        root: The cache root; only looked at.
+        vet: Raises for an index that is not to be taken.
+        progress: Called with the number of bytes that were unpacked since the last call.
+
+    Raises:
+        ArchiveError: What is wrong with it.
+        OSError: It cannot be read, or the staging not be written.
+    """
+    reading = _Reading(file)
+    try:
+        index = reading.index()
+        things = index.things()
+        vet(index, things)
+        staged = Staged(url, directory, index, things, "", 0)
+        for location in things:
+            if os.path.lexists(os.path.join(root, location)):
+                staged.present.add(location)
+        _Unpacking(staged, reading, progress).run()
+        reading.end()
+    except ArchiveError as error:
+        raise ArchiveError(f"{url} is refused: {error.message}", hint=error.hint) from error
+    staged.sha256, staged.size = reading.digest.hexdigest(), reading.size
+    return staged
+
+
+def read_index(url: str, file: IO[bytes]) -> Index:
+    """The index alone, of an archive of which nothing else is read.
+
+    Raises:
+        ArchiveError: What is wrong with it.
+    """
+    try:
+        return _Reading(file).index()
+    except ArchiveError as error:
+        raise ArchiveError(f"{url} is refused: {error.message}", hint=error.hint) from error
+
+
+class _Hashed(io.RawIOBase):
+    """A file whose bytes are counted and hashed as they are read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.digest.update(data)
+        self.size += len(data)
+        return data
+
+
+class _Reading:
+    """The tar in an archive, member by member."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        import zstandard
+
+        self._fault: type[Exception] = zstandard.ZstdError
+        self._packed: Any = _Hashed(file)
+        self._most = max(FREE, RATIO * os.fstat(file.fileno()).st_size)
+        unpacking = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        stream: Any = unpacking.stream_reader(
+            self._packed, read_size=_CHUNK, read_across_frames=True, closefd=False
+        )
+        self._stream = io.BufferedReader(stream, _CHUNK)
+
+    @property
+    def digest(self) -> Any:
+        return self._packed.digest
+
+    @property
+    def size(self) -> int:
+        return self._packed.size
+
+    def index(self) -> Index:
+        name, size = self.member()
+        if name != NAME:
+            raise ArchiveError(f"it begins with {shown(name)}, not with its index")
+        if size > MOST_INDEX:
+            raise ArchiveError(f"its index is said to have {size:,} bytes")
+        index = Index.decode(self.content(size))
+        if index.unpacked > self._most:
+            raise ArchiveError(
+                f"it would unpack to {index.unpacked:,} bytes, more than {RATIO} times its size",
+                hint="nothing that tlcache packs is so much smaller packed",
+            )
+        return index
+
+    def member(self) -> tar.Header:
+        block = self.read(tar.BLOCK)
+        if not block.strip(b"\0"):
+            raise ArchiveError("it ends before all that its index names")
+        return tar.parse(block)
+
+    def content(self, size: int) -> bytes:
+        data = self.read(size)
+        self.read(tar.padding(size))
+        return data
+
+    def end(self) -> None:
+        """Check that nothing follows; what is not read is not hashed either."""
+        block = self.read(tar.BLOCK)
+        if block.strip(b"\0"):
+            raise ArchiveError(
+                f"it holds {shown(tar.parse(block).name)}, which its index does not name"
+            )
+        if self.read(tar.BLOCK).strip(b"\0") or self._some(1):
+            raise ArchiveError("something follows after its end")
+
+    def read(self, size: int) -> bytes:
+        data = self._some(size) if size else b""
+        if len(data) != size:
+            raise ArchiveError("it ends in the middle", hint="fetch it again: it is cut off")
+        return data
+
+    def _some(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size)
+        except self._fault as error:
+            reason = str(error).removeprefix("zstd decompress error: ").lower()
+            raise ArchiveError(f"it is no zstd data, or damaged: {reason}") from None
+
+
+class _Unpacking:
+    """The members after the index, held against it one by one."""
+
+    def __init__(self, staged: Staged, reading: _Reading, progress: Callable[[int], None]) -> None:
+        self._staged = staged
+        self._reading = reading
+        self._progress = progress
+        self._data: dict[str, dict[str, bytes]] = {}
+        self._missing = {name: len(thing.files) for name, thing in staged.things.items()}
+        self._made: set[str] = set()
+        self._seen: set[str] = set()
+
+    def run(self) -> None:
+        for path, member in self._staged.index.files.items():
+            name, size = self._reading.member()
+            if name != path:
+                raise ArchiveError(self._stranger(name, path))
+            if size != member.size:
+                told = f"{shown(name)} is said to have {size:,} bytes"
+                raise ArchiveError(f"{told}, and {member.size:,} by its index")
+            data = self._reading.content(size)
+            if hashlib.sha256(data).hexdigest() != member.sha256:
+                raise ArchiveError(
+                    f"{shown(name)} has another sha256 than its index tells",
+                    hint="fetch it again; if it stays so, do not trust where it is from",
+                )
+            self._seen.add(path)
+            belongs = layout.file_of(path)
+            if belongs is None:
+                self._own(path, data)
+            else:
+                self._of_thing(belongs[0].location, belongs[1], path, data)
+            self._progress(size)
+        self._records()
+
+    def _stranger(self, name: str, expected: str) -> str:
+        if name in self._seen:
+            return f"it holds {shown(name)} twice"
+        if name not in self._staged.index.files:
+            return f"it holds {shown(name)}, which its index does not name"
+        return f"it holds {shown(name)} where its index names {shown(expected)}"
+
+    def _of_thing(self, location: str, name: str, path: str, data: bytes) -> None:
+        if location not in self._staged.present:
+            self._write(path, data)
+        read = self._data.setdefault(location, {})
+        if whole.is_read(name):
+            read[name] = data[:_SMALL] if name.endswith(".so") else data
+        self._missing[location] -= 1
+        if self._missing[location] == 0:
+            self._whole(location, self._data.pop(location))
+
+    def _whole(self, location: str, data: dict[str, bytes]) -> None:
+        thing = self._staged.things[location]
+        files = self._staged.index.files
+        members = {os.path.basename(path): files[path] for path in thing.files}
+        if (fault := whole.fault(thing.place, members, data)) is not None:
+            raise ArchiveError(f"{shown(location)} {fault}")
+
+    def _own(self, path: str, data: bytes) -> None:
+        _, folder, *_ = path.split("/")
+        name = os.path.basename(path)
+        if folder == "records":
+            self._record(path, data)
+        elif folder == "closures" and closures.told(name, data) is None:
+            raise ArchiveError(f"{path} is no source closure of that name")
+        elif folder == "schedules" and schedules.spec_of(name, data) is None:
+            raise ArchiveError(f"{path} is no tuned schedule of that name")
+        self._write(path, data)
+
+    def _record(self, path: str, data: bytes) -> None:
+        try:
+            found = record.decode(data)
+            datetime.fromisoformat(found.created)
+        except ValueError as error:
+            raise ArchiveError(f"{path} is no sound record: {shown(str(error))}") from None
+        if os.path.basename(path) != f"{found.action_key}.json":
+            raise ArchiveError(f"{path} is filed under another key than its own")
+        self._staged.records[found.action_key] = found
+
+    def _records(self) -> None:
+        """Check that each record is of a library that is here, and what the index says it is."""
+        index = self._staged.index
+        for key, found in self._staged.records.items():
+            told = index.records[key]
+            entry, target = os.path.normpath(found.entry), found.spec.target.name
+            if (told.entry, told.target, told.created) != (entry, target, found.created):
+                raise ArchiveError(f"the record {key[:12]} is not what its index says")
+            library = index.files.get(f"{entry}/{found.library.name}")
+            if library != Member(found.library.size, found.library.sha256):
+                raise ArchiveError(f"the record {key[:12]} tells of another library than it holds")
+
+    def _write(self, path: str, data: bytes) -> None:
+        target = f"{self._staged.directory}/{path}"
+        directory = os.path.dirname(target)
+        if directory not in self._made:
+            os.makedirs(directory, exist_ok=True)
+            self._made.add(directory)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            written = os.write(descriptor, data)
+            while written < len(data):
+                written += os.write(descriptor, data[written:])
+        finally:
+            os.close(descriptor)

@@ -224,9 +224,9 @@ def holding(path: str) -> tuple[str, EntryPlace] | None:
     return "/".join(parts[:-1]), EntryPlace(key, above, None, None, kind)
 
 
-_FILE = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}"
+_FILE = r"(?a)[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}"
 _THINGS = tuple(
-    rf"(?a){above}(?P<key>{_KEY})/(?P<name>{_FILE})"
+    rf"(?a){above}(?P<key>{_KEY})"
     for above in (
         rf"(?P<version>{_VERSION})/(?P<platform>{_PLATFORM})/(?P<kind>kernels|autotuner)/",
         rf"(?P<version>{_VERSION})/(?P<kind>cuda-binaries)/",
@@ -234,7 +234,7 @@ _THINGS = tuple(
         r"(?:(?P<kind>autotuner)/)?",
     )
 )
-_BINARY = rf"(?a)(?P<version>{_VERSION})/cuda-binaries/(?P<name>(?P<key>{_KEY})\.(?:cubin|fatbin))"
+_BINARY = rf"(?a)(?P<version>{_VERSION})/cuda-binaries/(?P<key>{_KEY})\.(?:cubin|fatbin)"
 
 
 def file_of(path: str) -> tuple[EntryPlace, str] | None:
@@ -246,19 +246,23 @@ def file_of(path: str) -> tuple[EntryPlace, str] | None:
     Returns:
         The thing, its location below the root, and the file's name; None for whatever else.
     """
+    above, _, name = path.rpartition("/")
+    if (place := _thing(above)) is not None:
+        return (place, name) if re.fullmatch(_FILE, name) else None
+    if match := re.fullmatch(_BINARY, location := path.removesuffix(".sha256")):
+        return EntryPlace(match["key"], location, match["version"], None, "cuda-binary"), name
+    return None
+
+
+@functools.lru_cache(maxsize=1024)  # the files of a thing are asked for one after the other
+def _thing(location: str) -> EntryPlace | None:
     for pattern in _THINGS:
-        if match := re.fullmatch(pattern, path):
+        if match := re.fullmatch(pattern, location):
             found = match.groupdict()
             machine = found.get("machine")
             platform = f"linux-{machine}" if machine else found.get("platform")
-            location = path[: -len(found["name"]) - 1]
             kind = _KINDS[found["kind"] or "kernels"]
-            return EntryPlace(found["key"], location, found.get("version"), platform, kind), (
-                found["name"]
-            )
-    if match := re.fullmatch(_BINARY, location := path.removesuffix(".sha256")):
-        place = EntryPlace(match["key"], location, match["version"], None, "cuda-binary")
-        return place, os.path.basename(path)
+            return EntryPlace(found["key"], location, found.get("version"), platform, kind)
     return None
 
 

@@ -72,14 +72,14 @@ def host(spellings: Iterable[str] = ()) -> Host:
     return Host(fingerprint.platform_name(), tilelang, tvm_ffi, glibc, named)
 
 
-def same_platform(index: Index, things: dict[str, Thing]) -> None:
+def same_platform(index: Index) -> None:
     """Refuse an archive that has something for another platform than this.
 
     Raises:
         ArchiveError: What, and for which.
     """
     here = fingerprint.platform_name()
-    for location, thing in things.items():
+    for location, thing in index.things.items():
         if thing.place.platform not in (None, here):
             raise ArchiveError(
                 f"{location} is for {thing.place.platform}, and this host is {here}",
@@ -92,7 +92,7 @@ def leave(staged: Staged, here: Host) -> None:
     target_of: dict[str, set[str]] = {}
     for recorded in staged.index.records.values():
         target_of.setdefault(recorded.entry, set()).add(recorded.target)
-    for location, thing in staged.things.items():
+    for location, thing in staged.index.things.items():
         if location in staged.present:
             continue
         why = _elsewhere(thing, here) or _architecture(staged, thing, here, target_of.get(location))

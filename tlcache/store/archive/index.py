@@ -8,6 +8,7 @@ compared with it.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -100,7 +101,8 @@ class Index:
         """The bytes of all files."""
         return sum(member.size for member in self.files.values())
 
-    def things(self) -> dict[str, Thing]:
+    @functools.cached_property
+    def things(self) -> Mapping[str, Thing]:
         """What there is of TileLang's, by location."""
         found: dict[str, tuple[EntryPlace, list[str]]] = {}
         for path in self.files:
@@ -158,7 +160,7 @@ class Index:
             raise ArchiveError(
                 f"its index lists the record {shown(min(different))} in one place only"
             )
-        things = self.things()
+        things = self.things
         for key, recorded in self.records.items():
             thing = things.get(recorded.entry)
             if thing is None or thing.place.kind != "kernel":

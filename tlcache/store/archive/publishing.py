@@ -18,10 +18,11 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from pathlib import Path
 
 from tlcache.store import layout, locks, record, soundness
 from tlcache.store.archive.index import Thing
-from tlcache.store.archive.reading import Staged
+from tlcache.store.archive.reading import Staged, staged_path
 from tlcache.store.record import Library, Record
 
 __all__ = ["Published", "publish"]
@@ -88,7 +89,9 @@ class _Publishing:
         self._published.left.update(self._staged.left)
         _sync(self._staged.directory)
         things = [
-            thing for name, thing in self._staged.things.items() if name not in self._staged.left
+            thing
+            for name, thing in self._staged.index.things.items()
+            if name not in self._staged.left
         ]
         for place in {thing.place._replace(key="", location="", kind="") for thing in things}:
             if place.tilelang is not None and place.platform is not None:
@@ -109,8 +112,7 @@ class _Publishing:
     def _skeleton(self, version: str, platform: str) -> None:
         """What TileLang needs in a root that will be read-only."""
         if os.path.isdir(os.path.join(self._staged.directory, version, platform)):
-            for name in ("kernels", ".staging"):
-                self._directory(os.path.join(self._root, version, platform, name))
+            layout.make_skeleton(Path(self._root), version, platform)
 
     def _age(self) -> None:
         """Give libraries and records the time of the compile, as the time of their last use.
@@ -125,7 +127,7 @@ class _Publishing:
             key, entry = found.action_key, os.path.normpath(found.entry)
             for path in (f"{entry}/{found.library.name}", layout.record_path("", key)):
                 try:
-                    os.utime(os.path.join(self._staged.directory, path), (seconds, seconds))
+                    os.utime(staged_path(self._staged.directory, path), (seconds, seconds))
                 except FileNotFoundError:
                     pass  # it was in the root already
 
@@ -161,7 +163,7 @@ class _Publishing:
             record.write(self._root, adapted)
         else:
             self._directory(os.path.dirname(target))
-            os.replace(os.path.join(self._staged.directory, path), target)
+            os.replace(staged_path(self._staged.directory, path), target)
         self._published.note("record", new=True)
 
     def _adapted(self, found: Record) -> Record | None:
@@ -169,7 +171,7 @@ class _Publishing:
         somebody else: the same kernel, called in the same way, of other bytes.
         """
         entry = os.path.normpath(found.entry)
-        place = self._staged.things[entry].place
+        place = self._staged.index.things[entry].place
         path = os.path.join(self._root, entry)
         try:
             told = soundness.judge(place._replace(location=path))
@@ -187,7 +189,7 @@ class _Publishing:
         new = not os.path.lexists(target)
         if new:
             self._directory(os.path.dirname(target))
-            os.replace(os.path.join(self._staged.directory, path), target)
+            os.replace(staged_path(self._staged.directory, path), target)
         self._published.note(kind, new=new)
 
     def _rename(self, path: str) -> bool:

@@ -19,11 +19,11 @@ from typing import IO, Any
 from tlcache.errors import ArchiveError
 from tlcache.store import closures, layout, record, schedules
 from tlcache.store.archive import tar, whole
-from tlcache.store.archive.index import MOST_INDEX, NAME, Index, Member, Thing
+from tlcache.store.archive.index import MOST_INDEX, NAME, Index, Member
 from tlcache.store.opened import shown
 from tlcache.store.record import Record
 
-__all__ = ["FREE", "RATIO", "Staged", "read_index", "unpack"]
+__all__ = ["FREE", "RATIO", "Staged", "read_index", "staged_path", "unpack"]
 
 FREE = 1024**3
 RATIO = 200
@@ -31,6 +31,7 @@ RATIO = 200
 _WINDOW = 8 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _SMALL = 64
+_OWN = "tlcache/"
 
 
 @dataclass
@@ -41,7 +42,6 @@ class Staged:
         url: Where it came from.
         directory: Under which its files lie by the paths that they are to have in the root.
         index: What it holds.
-        things: TileLang's things, by location.
         present: Locations of things that were in the root already, and are not staged.
         records: Its records by action keys.
         sha256: Of the archive.
@@ -53,7 +53,6 @@ class Staged:
     url: str
     directory: str
     index: Index
-    things: dict[str, Thing]
     sha256: str
     size: int
     present: set[str] = field(default_factory=set)
@@ -68,7 +67,7 @@ def unpack(
     directory: str,
     root: str,
     *,
-    vet: Callable[[Index, dict[str, Thing]], None] = lambda index, things: None,
+    vet: Callable[[Index], None] = lambda index: None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Staged:
     """Check an archive whole, and stage what the root does not have.
@@ -88,10 +87,9 @@ def unpack(
     reading = _Reading(file)
     try:
         index = reading.index()
-        things = index.things()
-        vet(index, things)
-        staged = Staged(url, directory, index, things, "", 0)
-        for location in things:
+        vet(index)
+        staged = Staged(url, directory, index, "", 0)
+        for location in index.things:
             if os.path.lexists(os.path.join(root, location)):
                 staged.present.add(location)
         _Unpacking(staged, reading, progress).run()
@@ -100,6 +98,14 @@ def unpack(
         raise ArchiveError(f"{url} is refused: {error.message}", hint=error.hint) from error
     staged.sha256, staged.size = reading.digest.hexdigest(), reading.size
     return staged
+
+
+def staged_path(directory: str, path: str) -> str:
+    """Where a file lies in the staging: TileLang's as in a root, tlcache's a directory a kind."""
+    if not path.startswith(_OWN):
+        return f"{directory}/{path}"
+    _, folder, *_, name = path.split("/")
+    return f"{directory}/{_OWN}{folder}/{name}"
 
 
 def read_index(url: str, file: IO[bytes]) -> Index:
@@ -139,11 +145,12 @@ class _Reading:
         import zstandard
 
         self._fault: type[Exception] = zstandard.ZstdError
-        self._packed: Any = _Hashed(file)
+        self._packed = _Hashed(file)
         self._most = max(FREE, RATIO * os.fstat(file.fileno()).st_size)
         unpacking = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        packed: Any = self._packed  # it takes whatever has `read`
         stream: Any = unpacking.stream_reader(
-            self._packed, read_size=_CHUNK, read_across_frames=True, closefd=False
+            packed, read_size=_CHUNK, read_across_frames=True, closefd=False
         )
         self._stream = io.BufferedReader(stream, _CHUNK)
 
@@ -156,7 +163,7 @@ class _Reading:
         return self._packed.size
 
     def index(self) -> Index:
-        name, size = self.member()
+        name, size = tar.parse(self.read(tar.BLOCK))
         if name != NAME:
             raise ArchiveError(f"it begins with {shown(name)}, not with its index")
         if size > MOST_INDEX:
@@ -169,16 +176,9 @@ class _Reading:
             )
         return index
 
-    def member(self) -> tar.Header:
-        block = self.read(tar.BLOCK)
-        if not block.strip(b"\0"):
-            raise ArchiveError("it ends before all that its index names")
-        return tar.parse(block)
-
     def content(self, size: int) -> bytes:
-        data = self.read(size)
-        self.read(tar.padding(size))
-        return data
+        """The bytes of a member, after its header."""
+        return self.read(size + tar.padding(size))[:size]
 
     def end(self) -> None:
         """Check that nothing follows; what is not read is not hashed either."""
@@ -212,22 +212,19 @@ class _Unpacking:
         self._reading = reading
         self._progress = progress
         self._data: dict[str, dict[str, bytes]] = {}
-        self._missing = {name: len(thing.files) for name, thing in staged.things.items()}
-        self._made: set[str] = set()
+        self._missing = {name: len(thing.files) for name, thing in staged.index.things.items()}
+        self._made = {staged.directory}
         self._seen: set[str] = set()
 
     def run(self) -> None:
         for path, member in self._staged.index.files.items():
-            name, size = self._reading.member()
-            if name != path:
-                raise ArchiveError(self._stranger(name, path))
-            if size != member.size:
-                told = f"{shown(name)} is said to have {size:,} bytes"
-                raise ArchiveError(f"{told}, and {member.size:,} by its index")
-            data = self._reading.content(size)
+            block = self._reading.read(tar.BLOCK)
+            if block != tar.header(path, member.size):
+                raise ArchiveError(self._stranger(block, path, member))
+            data = self._reading.content(member.size)
             if hashlib.sha256(data).hexdigest() != member.sha256:
                 raise ArchiveError(
-                    f"{shown(name)} has another sha256 than its index tells",
+                    f"{path} has another sha256 than its index tells",
                     hint="fetch it again; if it stays so, do not trust where it is from",
                 )
             self._seen.add(path)
@@ -236,15 +233,23 @@ class _Unpacking:
                 self._own(path, data)
             else:
                 self._of_thing(belongs[0].location, belongs[1], path, data)
-            self._progress(size)
+            self._progress(member.size)
         self._records()
 
-    def _stranger(self, name: str, expected: str) -> str:
+    def _stranger(self, block: bytes, expected: str, member: Member) -> str:
+        """What is wrong with a header that is not the one that should be there."""
+        if not block.strip(b"\0"):
+            return f"its index names {expected}, which it does not hold"
+        name, size = tar.parse(block)
         if name in self._seen:
             return f"it holds {shown(name)} twice"
         if name not in self._staged.index.files:
             return f"it holds {shown(name)}, which its index does not name"
-        return f"it holds {shown(name)} where its index names {shown(expected)}"
+        if name != expected:
+            return f"it holds {shown(name)} where its index names {expected}"
+        if size != member.size:
+            return f"{name} is said to have {size:,} bytes, and {member.size:,} by its index"
+        return f"{name} is not stored as `tlcache export` stores files"
 
     def _of_thing(self, location: str, name: str, path: str, data: bytes) -> None:
         if location not in self._staged.present:
@@ -257,7 +262,7 @@ class _Unpacking:
             self._whole(location, self._data.pop(location))
 
     def _whole(self, location: str, data: dict[str, bytes]) -> None:
-        thing = self._staged.things[location]
+        thing = self._staged.index.things[location]
         files = self._staged.index.files
         members = {os.path.basename(path): files[path] for path in thing.files}
         if (fault := whole.fault(thing.place, members, data)) is not None:
@@ -297,15 +302,19 @@ class _Unpacking:
                 raise ArchiveError(f"the record {key[:12]} tells of another library than it holds")
 
     def _write(self, path: str, data: bytes) -> None:
-        target = f"{self._staged.directory}/{path}"
-        directory = os.path.dirname(target)
-        if directory not in self._made:
-            os.makedirs(directory, exist_ok=True)
-            self._made.add(directory)
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        target = staged_path(self._staged.directory, path)
+        self._directory(os.path.dirname(target))
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             written = os.write(descriptor, data)
             while written < len(data):
                 written += os.write(descriptor, data[written:])
         finally:
             os.close(descriptor)
+
+    def _directory(self, path: str) -> None:
+        """Make a directory below the staging, each but once: `os.makedirs` looks every time."""
+        if path not in self._made:
+            self._directory(os.path.dirname(path))
+            os.mkdir(path)
+            self._made.add(path)

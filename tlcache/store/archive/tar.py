@@ -23,6 +23,8 @@ END = bytes(2 * BLOCK)
 _MODE, _NOBODY, _EPOCH = b"0000644\0", b"0000000\0", b"00000000000\0"
 _MAGIC = b"ustar\x0000"
 _NAME, _PREFIX = 100, 155
+_MIDDLE = b"0" + bytes(_NAME) + _MAGIC + bytes(64) + _NOBODY * 2
+_KNOWN = sum(_MIDDLE) + 8 * ord(" ")
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -49,12 +51,9 @@ def header(name: str, size: int) -> bytes:
     prefix, short = _split(name)
     if size >= 8**11:
         raise ValueError(f"{name} is too large for a tar")
-    before = short.ljust(_NAME, b"\0") + _MODE + _NOBODY + _NOBODY + b"%011o\0" % size + _EPOCH
-    after = (
-        b"0" + bytes(_NAME) + _MAGIC + bytes(64) + _NOBODY * 2 + prefix.ljust(_PREFIX + 12, b"\0")
-    )
-    checksum = sum(before) + sum(after) + 8 * 32
-    return before + b"%06o\0 " % checksum + after
+    front = short.ljust(_NAME, b"\0") + _MODE + _NOBODY + _NOBODY + b"%011o\0" % size + _EPOCH
+    checksum = sum(front) + sum(prefix) + _KNOWN
+    return b"%b%06o\0 %b%b%b" % (front, checksum, _MIDDLE, prefix, bytes(BLOCK - 345 - len(prefix)))
 
 
 def _split(name: str) -> tuple[bytes, bytes]:

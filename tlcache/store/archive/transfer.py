@@ -30,7 +30,7 @@ from tlcache.store.archive import (
 )
 from tlcache.store.archive.choosing import Choice
 from tlcache.store.archive.compatible import Host
-from tlcache.store.archive.index import Index, Thing
+from tlcache.store.archive.index import Index
 from tlcache.store.archive.publishing import Published
 from tlcache.store.archive.reading import Staged
 from tlcache.store.archive.writing import Written
@@ -248,9 +248,9 @@ class _Receiving:
             raise ArchiveError(f"{name} is refused: {error.message}", hint=error.hint) from error
         return found, signer
 
-    def _vet(self, index: Index, things: dict[str, Thing]) -> None:
+    def _vet(self, index: Index) -> None:
         if self._here is None:
-            compatible.same_platform(index, things)
+            compatible.same_platform(index)
         status = os.statvfs(self._root)
         free = status.f_bavail * status.f_frsize
         if index.unpacked > free:

@@ -8,6 +8,7 @@ thread. What is not whole, or changes meanwhile, is left out and said.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 from collections import Counter
@@ -17,17 +18,18 @@ from typing import IO, Any
 
 from tlcache import __version__, fingerprint
 from tlcache.errors import RuntimeLibraryError
+from tlcache.spec import RECORD_SCHEMA, workload_text
 from tlcache.store import closures, files, layout, record, schedules
 from tlcache.store.archive import tar, whole
 from tlcache.store.archive.choosing import Choice
 from tlcache.store.archive.index import MOST_FILE, NAME, Index, Member, Recorded
 from tlcache.store.layout import EntryPlace
-from tlcache.store.record import Record
 
 __all__ = ["LEVEL", "Written", "write"]
 
 LEVEL = 3
 _COPIED = 1024 * 1024
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,17 @@ class _Writing:
         self.kernels = 0
         self._choice = choice
         self._root = choice.root
+        self._start = len(os.path.join(choice.root, ""))
         self._files: dict[str, Member] = {}
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, Recorded] = {}
+        self._specs: list[str] = []
+        self._digests: list[tuple[str, str]] = []
         self._versions: Counter[str] = Counter()
         self._out = _compressor().stream_writer(body, closefd=False)
 
     def things(self, progress: Callable[[int], None]) -> None:
-        start = len(os.path.join(self._root, ""))
         for place in self._choice.places:
-            below = place._replace(location=place.location[start:])
+            below = place._replace(location=place.location[self._start :])
             why = self._thing(below)
             if why is not None:
                 self.left.append((below.location, why))
@@ -118,42 +122,40 @@ class _Writing:
 
     def _thing(self, place: EntryPlace) -> str | None:
         """Add a thing; or say why not."""
+        data = {}
         try:
-            paths = list(self._paths(place))
-            data = {}
-            for path in paths:
-                content = files.read(os.path.join(self._root, path), unseen=True)
+            for name, path in self._files_of(place):
+                content = data[name] = files.read(path, unseen=True)
                 if len(content) > MOST_FILE:
                     return "has a file that is larger than any of TileLang's"
-                data[path] = content
         except OSError as error:
             return f"cannot be read: {(error.strerror or str(error)).lower()}"
-        members = {path: _member(content) for path, content in data.items()}
-        fault = whole.fault(
-            place,
-            {os.path.basename(path): member for path, member in members.items()},
-            {os.path.basename(path): content for path, content in data.items()},
-        )
-        if fault is None:
-            for path, content in data.items():
-                self._add(path, content, members[path])
-        return fault
+        members = {name: _member(content) for name, content in data.items()}
+        if (fault := whole.fault(place, members, data)) is not None:
+            return fault
+        above = place.location
+        if above.endswith((".cubin", ".fatbin")):
+            above = os.path.dirname(above)
+        for name, content in data.items():
+            self._add(f"{above}/{name}", content, members[name])
+        return None
 
-    def _paths(self, place: EntryPlace) -> Iterator[str]:
-        """The paths of a thing's files, below the root. Links and what lies deeper do not count."""
+    def _files_of(self, place: EntryPlace) -> Iterator[tuple[str, str]]:
+        """The names and paths of a thing's files. Links and what lies deeper do not count."""
         path = os.path.join(self._root, place.location)
         if os.path.isdir(path):
             with os.scandir(path) as items:
                 names = sorted(i.name for i in items if i.is_file(follow_symlinks=False))
-            found = [f"{place.location}/{name}" for name in names]
+            above, path = place.location, f"{path}/"
         else:
-            found = [place.location, f"{place.location}.sha256"]
-            found = [each for each in found if os.path.isfile(os.path.join(self._root, each))]
-        return (each for each in found if layout.file_of(each) is not None)
+            above, path = os.path.dirname(place.location), f"{os.path.dirname(path)}/"
+            first = os.path.basename(place.location)
+            names = [n for n in (first, f"{first}.sha256") if os.path.isfile(path + n)]
+        return ((n, path + n) for n in names if layout.file_of(f"{above}/{n}") is not None)
 
     def _add(self, path: str, content: bytes, member: Member) -> None:
-        header = tar.header(path, member.size)
-        self._out.write(b"".join((header, content, bytes(tar.padding(member.size)))))
+        padding = bytes(tar.padding(member.size))
+        self._out.write(b"".join((tar.header(path, member.size), content, padding)))
         self._files[path] = member
 
     # --- what is tlcache's own ---
@@ -164,24 +166,43 @@ class _Writing:
         for path in layout.records(self._root):
             if self._choice.keys is None or path.stem in self._choice.keys:
                 filed += self._record(os.fspath(path))
-        specs = {each.spec for each in self._records.values()}
-        digests = {(each.spec.kernel, each.source_digest) for each in self._records.values()}
+        specs, digests = set(self._specs), set(self._digests)
         filed += self._belonging("closures", lambda *file: closures.told(*file) in digests)
-        filed += self._belonging("schedules", lambda *file: schedules.spec_of(*file) in specs)
+        filed += self._belonging("schedules", lambda *file: _canonical_of(*file) in specs)
         for below, data in sorted(filed):
             self._add(below, data, _member(data))
 
     def _record(self, path: str) -> Iterator[tuple[str, bytes]]:
+        """A record's file, if it is of a kernel that was added, with the library that it tells of.
+
+        Its checksum says that it is as tlcache wrote it, so its values are not read more closely:
+        that would take a third of an export's time.
+        """
         try:
             data = files.read(path, unseen=True)
-            found = record.decode(data)
-        except (OSError, ValueError):
+            values = record.contents(data)
+            spec, library, entry = (
+                values["spec"],
+                values["library"],
+                os.path.normpath(values["entry"]),
+            )
+            key, target = values["action_key"], spec["target"]
+            told = Member(library["size"], library["sha256"])
+            title = (spec["kernel"].rpartition(":")[2], workload_text(spec["workload"]), target)
+            made = Recorded(
+                " ".join(filter(None, title)),
+                *(target, entry, values["created"], values["compile_seconds"]),
+            )
+            digest, kernel = values["source_digest"], spec["kernel"]
+            current = values["schema"] == RECORD_SCHEMA
+        except (OSError, *_DAMAGE):
             return  # `verify` says what is wrong with it
-        library = self._files.get(os.path.normpath(f"{found.entry}/{found.library.name}"))
-        told = Member(found.library.size, found.library.sha256)
-        if library == told and os.path.basename(path) == f"{found.action_key}.json":
-            self._records[found.action_key] = found
-            yield os.path.relpath(path, self._root), data
+        same = self._files.get(f"{entry}/{library['name']}") == told
+        if current and same and os.path.basename(path) == f"{key}.json":
+            self._records[key] = made
+            self._specs.append(json.dumps(spec, sort_keys=True, separators=(",", ":")))
+            self._digests.append((kernel, digest))
+            yield path[self._start :], data
 
     def _belonging(
         self, folder: str, belongs: Callable[[str, bytes], bool]
@@ -192,30 +213,20 @@ class _Writing:
             except OSError:
                 continue
             if belongs(os.path.basename(path), data):
-                yield os.path.relpath(path, self._root), data
+                yield path[self._start :], data
 
     def index(self) -> Index:
-        records = {
-            key: Recorded(
-                found.spec.title,
-                found.spec.target.name,
-                os.path.normpath(found.entry),
-                found.created,
-                found.compile_seconds,
-            )
-            for key, found in sorted(self._records.items())
-        }
-        return Index(self._files, records, _builder(), self._coverage())
+        return Index(self._files, dict(sorted(self._records.items())), _builder(), self._coverage())
 
     def _coverage(self) -> dict[str, Any]:
-        targets = Counter(found.spec.target.name for found in self._records.values())
-        kernels = Counter(found.spec.kernel for found in self._records.values())
+        targets = Counter(each.target for each in self._records.values())
+        factories = Counter(kernel for kernel, _ in self._digests)
         told: dict[str, Any] = {
             "kernels": self.kernels,
             "records": len(self._records),
             "tilelang": dict(sorted(self._versions.items())),
             "targets": dict(sorted(targets.items())),
-            "factories": dict(sorted(kernels.items())),
+            "factories": dict(sorted(factories.items())),
         }
         return told if self._choice.asked is None else {**told, "asked": self._choice.asked}
 
@@ -236,6 +247,11 @@ def _below(top: str) -> list[str]:
             directories.clear()
         found += [os.path.join(place, name) for name in names if name.endswith(".json")]
     return sorted(found)
+
+
+def _canonical_of(name: str, data: bytes) -> str | None:
+    spec = schedules.spec_of(name, data)
+    return spec.canonical() if spec is not None else None
 
 
 def _builder() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tlcache.errors import ArchiveError
 from tlcache.store import layout
+from tlcache.store.archive.tar import LONGEST
 from tlcache.store.layout import EntryPlace
 from tlcache.store.opened import shown
 
@@ -164,7 +165,7 @@ class Index:
         for key, recorded in self.records.items():
             thing = things.get(recorded.entry)
             if thing is None or thing.place.kind != "kernel":
-                entry = shown(recorded.entry)
+                entry = shown(recorded.entry, LONGEST)
                 raise ArchiveError(
                     f"its record {key[:12]} points at {entry}, which it does not hold"
                 )
@@ -172,14 +173,14 @@ class Index:
 
 def _member(path: str, told: Any) -> Member:
     if layout.file_of(path) is None and not any(own.fullmatch(path) for own in _OWN):
-        raise ArchiveError(f"its index names {shown(path)}, which is {_stranger(path)}")
+        raise ArchiveError(f"its index names {shown(path, LONGEST)}, which is {_stranger(path)}")
     size, sha256 = (
         (told.get("size"), told.get("sha256")) if isinstance(told, dict) else (None, None)
     )
     if type(size) is not int or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise ArchiveError(f"its index does not tell the size and sha256 of {shown(path)}")
+        raise ArchiveError(f"its index does not tell the size and sha256 of {shown(path, LONGEST)}")
     if not 0 <= size <= MOST_FILE:
-        raise ArchiveError(f"its index says that {shown(path)} has {size:,} bytes")
+        raise ArchiveError(f"its index says that {shown(path, LONGEST)} has {size:,} bytes")
     return Member(size, sha256)
 
 

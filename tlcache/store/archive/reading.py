@@ -20,6 +20,7 @@ from tlcache.errors import ArchiveError
 from tlcache.store import closures, layout, record, schedules
 from tlcache.store.archive import tar, whole
 from tlcache.store.archive.index import MOST_INDEX, NAME, Index, Member
+from tlcache.store.archive.tar import LONGEST
 from tlcache.store.opened import shown
 from tlcache.store.record import Record
 
@@ -165,7 +166,7 @@ class _Reading:
     def index(self) -> Index:
         name, size = tar.parse(self.read(tar.BLOCK))
         if name != NAME:
-            raise ArchiveError(f"it begins with {shown(name)}, not with its index")
+            raise ArchiveError(f"it begins with {shown(name, LONGEST)}, not with its index")
         if size > MOST_INDEX:
             raise ArchiveError(f"its index is said to have {size:,} bytes")
         index = Index.decode(self.content(size))
@@ -185,7 +186,7 @@ class _Reading:
         block = self.read(tar.BLOCK)
         if block.strip(b"\0"):
             raise ArchiveError(
-                f"it holds {shown(tar.parse(block).name)}, which its index does not name"
+                f"it holds {shown(tar.parse(block).name, LONGEST)}, which its index does not name"
             )
         if self.read(tar.BLOCK).strip(b"\0") or self._some(1):
             raise ArchiveError("something follows after its end")
@@ -242,11 +243,11 @@ class _Unpacking:
             return f"its index names {expected}, which it does not hold"
         name, size = tar.parse(block)
         if name in self._seen:
-            return f"it holds {shown(name)} twice"
+            return f"it holds {shown(name, LONGEST)} twice"
         if name not in self._staged.index.files:
-            return f"it holds {shown(name)}, which its index does not name"
+            return f"it holds {shown(name, LONGEST)}, which its index does not name"
         if name != expected:
-            return f"it holds {shown(name)} where its index names {expected}"
+            return f"it holds {shown(name, LONGEST)} where its index names {expected}"
         if size != member.size:
             return f"{name} is said to have {size:,} bytes, and {member.size:,} by its index"
         return f"{name} is not stored as `tlcache export` stores files"
@@ -266,7 +267,7 @@ class _Unpacking:
         files = self._staged.index.files
         members = {os.path.basename(path): files[path] for path in thing.files}
         if (fault := whole.fault(thing.place, members, data)) is not None:
-            raise ArchiveError(f"{shown(location)} {fault}")
+            raise ArchiveError(f"{shown(location, LONGEST)} {fault}")
 
     def _own(self, path: str, data: bytes) -> None:
         _, folder, *_ = path.split("/")

@@ -16,9 +16,11 @@ from typing import NamedTuple
 from tlcache.errors import ArchiveError
 from tlcache.store.opened import shown
 
-__all__ = ["BLOCK", "END", "Header", "header", "padding", "parse"]
+__all__ = ["BLOCK", "END", "LONGEST", "Header", "header", "padding", "parse"]
 
 BLOCK = 512
+LONGEST = 256
+"""Characters that no name has, so that messages show all of one."""
 END = bytes(2 * BLOCK)
 _MODE, _NOBODY, _EPOCH = b"0000644\0", b"0000000\0", b"00000000000\0"
 _MAGIC = b"ustar\x0000"
@@ -88,10 +90,12 @@ def parse(block: bytes) -> Header:
     if kind != b"0":
         what = _KINDS.get(kind, f"of type {ascii(kind)[1:]}")
         link = _text(block[157:257])
-        target = f" to {shown(link)}" if link else ""
-        raise ArchiveError(f"{shown(name)} is {what}{target}; an archive holds plain files only")
+        target = f" to {shown(link, LONGEST)}" if link else ""
+        raise ArchiveError(
+            f"{shown(name, LONGEST)} is {what}{target}; an archive holds plain files only"
+        )
     if block[257:265] != _MAGIC:
-        raise ArchiveError(f"{shown(name)} is not stored as `tlcache export` stores files")
+        raise ArchiveError(f"{shown(name, LONGEST)} is not stored as `tlcache export` stores files")
     return Header(name, _number(block[124:136]))
 
 

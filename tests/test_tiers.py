@@ -36,6 +36,13 @@ STORE = [
     "tlcache.cli.shapes", "tlcache.agents", "tlcache.readings", "tlcache.advice",
     "tlcache.cli.stats", "tlcache.cli.top", "tlcache.cli.view", "tlcache.cli.overview",
     "tlcache.cli.single", "tlcache.cli.live", "tlcache.cli.outside", "tlcache.store.outside",
+    "tlcache.store.archive", "tlcache.store.archive.tar", "tlcache.store.archive.index",
+    "tlcache.store.archive.whole", "tlcache.store.archive.choosing",
+    "tlcache.store.archive.writing", "tlcache.store.archive.incoming",
+    "tlcache.store.archive.reading", "tlcache.store.archive.publishing",
+    "tlcache.store.archive.compatible", "tlcache.store.archive.signatures",
+    "tlcache.store.archive.remote", "tlcache.store.archive.transfer",
+    "tlcache.cli.export", "tlcache.cli.import_",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",

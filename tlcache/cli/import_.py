@@ -95,6 +95,9 @@ def command(
     except (Terminated, KeyboardInterrupt) as stopped:
         render.note("stopped; what was published is whole, and running this again goes on")
         return 143 if isinstance(stopped, Terminated) else 130
+    finally:
+        if sys.stderr.isatty():
+            click.echo(f"\r{' ' * 40}\r", nl=False, err=True)
     if json_wanted:
         render.emit_json(_as_json(root, imported))
     else:

@@ -1,0 +1,198 @@
+"""`tlcache export` and `import` on kernels that were really compiled: gathered shards are one warm,
+and what each of the two says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tlcache.store import layout, record
+
+TLCACHE = [sys.executable, "-c", "from tlcache.cli import main; main()"]
+ROWS = [1, 2, 3, 4]
+
+
+def document(rows: list[int]) -> str:
+    workload = {"op": "rms_norm", "M": rows, "N": 64, "eps": 1e-6, "dtype": "float32"}
+    return json.dumps({"version": 1, "targets": ["cpu"], "workloads": [workload]})
+
+
+@pytest.fixture(scope="module")
+def warmed(tmp_path_factory) -> Path:
+    """Three roots: `whole` has all kernels, `one` and `two` half of them each."""
+    place = tmp_path_factory.mktemp("warmed")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    for name, rows in (("whole", ROWS), ("one", ROWS[:2]), ("two", ROWS[2:])):
+        shapes = place / f"{name}.json"
+        shapes.write_text(document(rows))
+        command = [*TLCACHE, "warm", "--shapes", shapes, "--cache-dir", place / name]
+        subprocess.run(command, cwd=place, env=kept, check=True, capture_output=True)
+    return place
+
+
+@pytest.fixture
+def archives(warmed, tlcache, tmp_path) -> list[Path]:
+    """An archive of each of the three."""
+    made = []
+    for name in ("whole", "one", "two"):
+        path = tmp_path / f"{name}.tar.zst"
+        done = tlcache("export", "-o", path, "--cache-dir", warmed / name)
+        assert done.code == 0, done.err
+        made.append(path)
+    return made
+
+
+RESOLVE = """
+import json, sys
+from tlcache import runtime
+from tlcache.spec import KernelSpec
+
+for spec in json.loads(sys.argv[1]):
+    runtime.resolve(KernelSpec.from_json(spec))
+counted = runtime.counters()
+print(json.dumps({name: getattr(counted, name) for name in ("restored", "disk", "compiled")}))
+"""
+
+
+def specs_of(root: Path) -> str:
+    found = [record.read(root, path.stem) for path in layout.records(root)]
+    return json.dumps([one.spec.to_json() for one in found])
+
+
+def test_two_shards_gathered_are_one_unsharded_warm(archives, warmed, tlcache, python, cache_root):
+    done = tlcache("import", archives[1], archives[2])
+    assert done.code == 0, done.err
+    assert "imported 4 kernels, 4 records" in done.out
+    keys = [path.stem for path in layout.records(cache_root)]
+    assert keys == [path.stem for path in layout.records(warmed / "whole")]
+    names = [place.key for place in layout.entries(cache_root)]
+    assert names == [place.key for place in layout.entries(warmed / "whole")]
+    assert tlcache("verify").code == 0
+    resolved = python(RESOLVE, specs_of(cache_root))
+    assert resolved.code == 0, resolved.err
+    assert resolved.json == {"restored": 4, "disk": 0, "compiled": 0}
+    shapes = warmed / "whole.json"
+    assert tlcache("warm", "--shapes", shapes, "--check").code == 0
+
+
+def test_tilelang_itself_hits_what_was_imported(archives, warmed, tlcache, python, cache_root):
+    assert tlcache("import", archives[0]).code == 0
+    specs = specs_of(cache_root)
+    shutil.rmtree(cache_root / "tlcache" / "records")
+    resolved = python(RESOLVE, specs)
+    assert resolved.code == 0, resolved.err
+    assert resolved.json == {"restored": 0, "disk": 4, "compiled": 0}
+
+
+def test_closures_come_along(archives, warmed, tlcache, cache_root):
+    assert tlcache("import", archives[0]).code == 0
+    names = sorted(path.name for path in (cache_root / "tlcache" / "closures").iterdir())
+    assert names == sorted(path.name for path in (warmed / "whole/tlcache/closures").iterdir())
+    assert names
+
+
+def test_a_shapes_file_takes_its_kernels_and_says_which_are_missing(
+    warmed, tlcache, tmp_path, cache_root
+):
+    path = tmp_path / "some.tar.zst"
+    some = ("--shapes", warmed / "one.json", "--cache-dir", warmed / "whole")
+    done = tlcache("export", "-o", path, *some, "--json")
+    assert done.code == 0, done.err
+    assert (done.json["kernels"], done.json["records"]) == (2, 2)
+    assert done.json["coverage"]["asked"] == 2
+    assert done.json["left"] == []
+    path.unlink()
+    lacking = ("--shapes", warmed / "whole.json", "--cache-dir", warmed / "one")
+    missing = tlcache("export", "-o", path, *lacking)
+    assert missing.code == 1
+    assert "2 of 4 kernels of" in missing.err
+    assert "hint: `tlcache warm --shapes" in missing.err
+    assert not path.exists()
+
+
+def test_the_digest_that_export_prints_is_the_one_that_import_takes(
+    archives, warmed, tlcache, tmp_path
+):
+    again = tlcache("export", "-o", tmp_path / "again.tar.zst", "--cache-dir", warmed / "whole")
+    digest = again.out.splitlines()[-1]
+    assert digest.startswith("sha256:")
+    assert tlcache("import", archives[0], "--digest", digest).code == 0
+
+
+def test_import_tells_in_json_what_landed_and_what_was_there(archives, tlcache):
+    assert tlcache("import", archives[1]).code == 0
+    done = tlcache("import", archives[0], "--json")
+    assert done.json["schema"] == 1
+    assert done.json["imported"]["kernel"] == done.json["present"]["kernel"] == 2
+    assert done.json["archives"][0]["coverage"]["targets"] == {"cpu": 4}
+    assert done.json["left"] == []
+
+
+def test_what_this_host_cannot_load_is_left_and_said(archives, tlcache, mixed_root, tmp_path):
+    path = tmp_path / "mixed.tar.zst"
+    assert tlcache("export", "-o", path, "--cache-dir", mixed_root).code == 0
+    done = tlcache("import", path, archives[0], "--compatible", "--target", "sm80")
+    assert done.code == 0, done.err
+    assert "4 records" in done.out
+    assert "of TileLang 0.1.14, not 0.1.15" in done.err
+    assert "not sm80" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["export", "-o", "x.tar.zst", "--cache-dir", "nowhere"], 3, "there is no cache root"),
+        (["export"], 2, "Missing option '-o'"),
+        (["import"], 2, "Missing argument"),
+        (["import", "none.tar.zst"], 2, "none.tar.zst cannot be read: no such file"),
+        (["import", "."], 2, "cannot be read"),
+        (["import", "x", "--digest", "sha1:00"], 2, "is no digest"),
+        (["import", "x", "--target", "sm80"], 2, "goes with `--compatible`"),
+        (["import", "x", "--revoked", "y"], 2, "goes with `--verify`"),
+        (["import", "*.none"], 2, "nothing matches"),
+    ],
+)
+def test_wrong_usage_is_said(tlcache, arguments, code, said):
+    done = tlcache(*arguments)
+    assert done.code == code
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_an_export_of_nothing_is_said_and_writes_nothing(warmed, tlcache, tmp_path):
+    some = ("--cache-dir", warmed / "one", "--target", "sm90")
+    done = tlcache("export", "-o", tmp_path / "x.tar.zst", *some)
+    assert done.code == 1
+    assert "so there is nothing to export" in done.err
+    assert not (tmp_path / "x.tar.zst").exists()
+
+
+def test_an_archive_that_cannot_be_written_is_said(warmed, tlcache, tmp_path):
+    done = tlcache("export", "-o", tmp_path / "no/x.tar.zst", "--cache-dir", warmed / "one")
+    assert done.code == 2
+    assert "no/x.tar.zst cannot be written: no such file or directory" in done.err
+
+
+def test_a_digest_of_several_archives_is_wrong_usage(archives, tlcache):
+    done = tlcache("import", *archives, "--digest", "0" * 64)
+    assert done.code == 2
+    assert "`--digest` is of one archive, and these are 3" in done.err
+
+
+def test_neither_command_brings_torch_or_tilelang(archives, warmed, python, cache_root, tmp_path):
+    source = (
+        "import sys\nfrom tlcache.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print(*{'torch', 'tilelang', 'fsspec'} & set(sys.modules))\n"
+    )
+    place = str(warmed / "one")
+    done = python(source, "export", "-o", str(tmp_path / "x.tar.zst"), "--cache-dir", place)
+    assert done.out.splitlines()[-1] == ""
+    assert python(source, "import", str(archives[0])).out.splitlines()[-1] == ""

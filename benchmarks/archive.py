@@ -3,8 +3,9 @@
     python benchmarks/archive.py                    # 1,000 kernels
     python benchmarks/archive.py --kernels 10000
 
-Whole processes of `tlcache export` and `tlcache import` into an empty root, as ratios to `tar --zstd`
-packing and unpacking the same tree, in turn, with a warm page cache. The root is made of the real
+Whole processes of `tlcache export` and `tlcache import` into an empty root, as ratios to
+`tar --zstd` packing and unpacking the same tree, in turn, with a warm page cache. The root is made
+of the real
 entries in `tests/store/fixtures/mixed_root.tar.xz` that have manifests: each a copy of one of them
 under a key of its own, with 4 KiB of bytes of its own behind its library, and a record.
 
@@ -38,8 +39,8 @@ VARIANTS = {
     "again": "tlcache import, all there",
 }
 METHOD = (
-    "Whole processes in turn, one round discarded. Each unpacks into a directory that is not there; "
-    "directories are deleted, and the file system flushed, before the clock starts."
+    "Whole processes in turn, one round discarded. Each unpacks into a directory that is not "
+    "there; directories are deleted, and the file system flushed, before the clock starts."
 )
 _OWN = 4096
 

@@ -41,7 +41,8 @@ STORE = [
     "tlcache.store.archive.writing", "tlcache.store.archive.incoming",
     "tlcache.store.archive.reading", "tlcache.store.archive.publishing",
     "tlcache.store.archive.compatible", "tlcache.store.archive.signatures",
-    "tlcache.store.archive.remote", "tlcache.store.archive.transfer",
+    "tlcache.store.archive.remote",
+    "tlcache.store.archive.staging", "tlcache.store.archive.transfer",
     "tlcache.cli.export", "tlcache.cli.import_",
 ]  # fmt: skip
 RUNTIME = [

@@ -106,10 +106,13 @@ class Forgery:
         return list(self.index["files"])
 
     def add(self, name: str, data: bytes, *, header: bytes | None = None) -> None:
-        """Add a file that the index names, too."""
+        """Add a file that the index names, too, before tlcache's."""
         sha256 = hashlib.sha256(data).hexdigest()
-        self.index["files"][name] = {"size": len(data), "sha256": sha256}
-        self.members.append((header or tar.header(name, len(data)), data))
+        number = next(n for n, each in enumerate(self.names()) if each.startswith("tlcache/"))
+        told = list(self.index["files"].items())
+        told.insert(number, (name, {"size": len(data), "sha256": sha256}))
+        self.index["files"] = dict(told)
+        self.members.insert(number, (header or tar.header(name, len(data)), data))
 
     def pack(self) -> Path:
         first = json.dumps(self.index).encode()

@@ -109,6 +109,13 @@ def test_members_in_another_order_are_refused(forgery, refused):
     assert "where its index names" in refused(forgery.pack())
 
 
+def test_an_index_that_scatters_the_files_of_an_entry_is_refused(forgery, refused):
+    files = forgery.index["files"]
+    first = next(iter(files))
+    files[first] = files.pop(first)
+    assert "which belongs there" in refused(forgery.pack())
+
+
 def test_a_member_that_lies_about_its_size_is_refused(forgery, refused):
     name, (_, data) = forgery.names()[0], forgery.members[0]
     forgery.members[0] = (tar.header(name, len(data) + 512), data)
@@ -177,7 +184,8 @@ def test_an_entry_that_its_own_manifest_belies_is_refused(forgery, refused):
 def test_a_bomb_is_refused_before_anything_is_unpacked(forgery, refused):
     for number in range(20):
         name = f"0.1.15/linux-x86_64/kernels/{number:064x}/executable.so"
-        forgery.index["files"][name] = {"size": 60 * 1024 * 1024, "sha256": "00" * 32}
+        forgery.add(name, b"")
+        forgery.index["files"][name]["size"] = 60 * 1024 * 1024
     assert "would unpack to" in refused(forgery.pack())
 
 
@@ -198,9 +206,9 @@ def test_an_index_that_is_a_bomb_is_refused(refused, tmp_path):
 def test_a_window_that_takes_all_memory_is_refused(refused, archive, tmp_path):
     params = zstandard.ZstdCompressionParameters.from_level(19, window_log=31, enable_ldm=True)
     path = tmp_path / "wide.tar.zst"
-    with path.open("wb") as file:
-        with zstandard.ZstdCompressor(compression_params=params).stream_writer(file) as writer:
-            writer.write(tar.header("index.json", 4) + b"{}  " + bytes(508))
+    packing = zstandard.ZstdCompressor(compression_params=params)
+    with path.open("wb") as file, packing.stream_writer(file) as writer:
+        writer.write(tar.header("index.json", 4) + b"{}  " + bytes(508))
     assert "no zstd data, or damaged" in refused(path)
 
 

@@ -247,7 +247,7 @@ def test_one_refused_archive_of_several_leaves_the_root_as_it_was(
 ):
     cut = tmp_path / "cut.tar.zst"
     cut.write_bytes(archive.read_bytes()[:-100])
-    with pytest.raises(ArchiveError, match="cut.tar.zst is refused: it ends in the middle"):
+    with pytest.raises(ArchiveError, match=r"cut\.tar\.zst is refused: it ends in the middle"):
         taken(archive, cut)
     assert not cache_root.exists()
 

@@ -29,6 +29,7 @@ MOST_INDEX = 256 * 1024 * 1024
 MOST_FILE = 64 * 1024 * 1024
 _KIND = "tlcache.archive"
 _MOST_FILES = 2_000_000
+_MOST_THING = 2 * MOST_FILE
 _SHA256 = re.compile("[0-9a-f]{64}")
 _RECORD = re.compile(r"tlcache/records/([0-9a-f]{2})/((?:\1)[0-9a-f]{62})\.json")
 _OWN = (
@@ -111,9 +112,10 @@ class Index:
                 found.setdefault(belongs[0].location, (belongs[0], []))[1].append(path)
         return {name: Thing(place, tuple(files)) for name, (place, files) in found.items()}
 
-    def own(self) -> list[str]:
+    @functools.cached_property
+    def own(self) -> tuple[str, ...]:
         """The paths of tlcache's files: records, schedules and closures."""
-        return [path for path in self.files if path.startswith("tlcache/")]
+        return tuple(path for path in self.files if path.startswith("tlcache/"))
 
     def encode(self) -> bytes:
         """As it stands in the archive; `decode` reads it back."""
@@ -152,6 +154,7 @@ class Index:
         records = {key: _recorded(key, told) for key, told in document["records"].items()}
         index = cls(members, records, document["builder"], document["coverage"])
         index._joined()
+        index._ordered()
         return index
 
     def _joined(self) -> None:
@@ -169,6 +172,18 @@ class Index:
                 raise ArchiveError(
                     f"its record {key[:12]} points at {entry}, which it does not hold"
                 )
+
+    def _ordered(self) -> None:
+        """Check that the files of a thing come together, and before tlcache's: so one thing at a
+        time has to be held in memory.
+        """
+        together = [path for thing in self.things.values() for path in thing.files]
+        for path, expected in zip(self.files, [*together, *self.own], strict=True):
+            if path != expected:
+                raise ArchiveError(f"its index names {path} before {expected}, which belongs there")
+        for location, thing in self.things.items():
+            if sum(self.files[path].size for path in thing.files) > _MOST_THING:
+                raise ArchiveError(f"{location} is larger than anything of TileLang's")
 
 
 def _member(path: str, told: Any) -> Member:

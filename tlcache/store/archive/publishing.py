@@ -22,7 +22,8 @@ from pathlib import Path
 
 from tlcache.store import layout, locks, record, soundness
 from tlcache.store.archive.index import Thing
-from tlcache.store.archive.reading import Staged, staged_path
+from tlcache.store.archive.reading import Staged
+from tlcache.store.archive.staging import staged_path
 from tlcache.store.record import Library, Record
 
 __all__ = ["Published", "publish"]
@@ -105,7 +106,7 @@ class _Publishing:
                 for thing in some:
                     for found in self._records.get(thing.place.location, ()):
                         self._record(found)
-        for path in self._staged.index.own():
+        for path in self._staged.index.own:
             if not path.startswith("tlcache/records/"):
                 self._own(path)
 

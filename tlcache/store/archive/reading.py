@@ -17,22 +17,21 @@ from datetime import datetime
 from typing import IO, Any
 
 from tlcache.errors import ArchiveError
-from tlcache.store import closures, layout, record, schedules
+from tlcache.store import closures, record, schedules
 from tlcache.store.archive import tar, whole
-from tlcache.store.archive.index import MOST_INDEX, NAME, Index, Member
+from tlcache.store.archive.index import MOST_INDEX, NAME, Index, Member, Thing
+from tlcache.store.archive.staging import Writing
 from tlcache.store.archive.tar import LONGEST
 from tlcache.store.opened import shown
 from tlcache.store.record import Record
 
-__all__ = ["FREE", "RATIO", "Staged", "read_index", "staged_path", "unpack"]
+__all__ = ["FREE", "RATIO", "Staged", "read_index", "unpack"]
 
 FREE = 1024**3
 RATIO = 200
 """Unpacked, an archive may have FREE bytes, or RATIO times its own size, whichever is more."""
 _WINDOW = 8 * 1024 * 1024
 _CHUNK = 1024 * 1024
-_SMALL = 64
-_OWN = "tlcache/"
 
 
 @dataclass
@@ -93,20 +92,13 @@ def unpack(
         for location in index.things:
             if os.path.lexists(os.path.join(root, location)):
                 staged.present.add(location)
-        _Unpacking(staged, reading, progress).run()
+        with Writing(directory) as writing:
+            _Unpacking(staged, reading, writing, progress).run()
         reading.end()
     except ArchiveError as error:
         raise ArchiveError(f"{url} is refused: {error.message}", hint=error.hint) from error
     staged.sha256, staged.size = reading.digest.hexdigest(), reading.size
     return staged
-
-
-def staged_path(directory: str, path: str) -> str:
-    """Where a file lies in the staging: TileLang's as in a root, tlcache's a directory a kind."""
-    if not path.startswith(_OWN):
-        return f"{directory}/{path}"
-    _, folder, *_, name = path.split("/")
-    return f"{directory}/{_OWN}{folder}/{name}"
 
 
 def read_index(url: str, file: IO[bytes]) -> Index:
@@ -208,34 +200,45 @@ class _Reading:
 class _Unpacking:
     """The members after the index, held against it one by one."""
 
-    def __init__(self, staged: Staged, reading: _Reading, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        staged: Staged,
+        reading: _Reading,
+        writing: Writing,
+        progress: Callable[[int], None],
+    ) -> None:
         self._staged = staged
         self._reading = reading
+        self._writing = writing
         self._progress = progress
-        self._data: dict[str, dict[str, bytes]] = {}
-        self._missing = {name: len(thing.files) for name, thing in staged.index.things.items()}
-        self._made = {staged.directory}
         self._seen: set[str] = set()
 
     def run(self) -> None:
-        for path, member in self._staged.index.files.items():
-            block = self._reading.read(tar.BLOCK)
-            if block != tar.header(path, member.size):
-                raise ArchiveError(self._stranger(block, path, member))
-            data = self._reading.content(member.size)
-            if hashlib.sha256(data).hexdigest() != member.sha256:
-                raise ArchiveError(
-                    f"{path} has another sha256 than its index tells",
-                    hint="fetch it again; if it stays so, do not trust where it is from",
-                )
-            self._seen.add(path)
-            belongs = layout.file_of(path)
-            if belongs is None:
-                self._own(path, data)
-            else:
-                self._of_thing(belongs[0].location, belongs[1], path, data)
-            self._progress(member.size)
+        files = self._staged.index.files
+        for thing in self._staged.index.things.values():
+            data = {path: self._member(path, files[path]) for path in thing.files}
+            self._whole(thing, data)
+            if thing.place.location not in self._staged.present:
+                self._writing.add(data)
+        for path in self._staged.index.own:
+            content = self._member(path, files[path])
+            self._own(path, content)
+            self._writing.add({path: content})
         self._records()
+
+    def _member(self, path: str, member: Member) -> bytes:
+        block = self._reading.read(tar.BLOCK)
+        if block != tar.header(path, member.size):
+            raise ArchiveError(self._stranger(block, path, member))
+        data = self._reading.content(member.size)
+        if hashlib.sha256(data).hexdigest() != member.sha256:
+            raise ArchiveError(
+                f"{path} has another sha256 than its index tells",
+                hint="fetch it again; if it stays so, do not trust where it is from",
+            )
+        self._seen.add(path)
+        self._progress(member.size)
+        return data
 
     def _stranger(self, block: bytes, expected: str, member: Member) -> str:
         """What is wrong with a header that is not the one that should be there."""
@@ -252,22 +255,12 @@ class _Unpacking:
             return f"{name} is said to have {size:,} bytes, and {member.size:,} by its index"
         return f"{name} is not stored as `tlcache export` stores files"
 
-    def _of_thing(self, location: str, name: str, path: str, data: bytes) -> None:
-        if location not in self._staged.present:
-            self._write(path, data)
-        read = self._data.setdefault(location, {})
-        if whole.is_read(name):
-            read[name] = data[:_SMALL] if name.endswith(".so") else data
-        self._missing[location] -= 1
-        if self._missing[location] == 0:
-            self._whole(location, self._data.pop(location))
-
-    def _whole(self, location: str, data: dict[str, bytes]) -> None:
-        thing = self._staged.index.things[location]
+    def _whole(self, thing: Thing, data: dict[str, bytes]) -> None:
         files = self._staged.index.files
         members = {os.path.basename(path): files[path] for path in thing.files}
-        if (fault := whole.fault(thing.place, members, data)) is not None:
-            raise ArchiveError(f"{shown(location, LONGEST)} {fault}")
+        read = {os.path.basename(path): content for path, content in data.items()}
+        if (fault := whole.fault(thing.place, members, read)) is not None:
+            raise ArchiveError(f"{thing.place.location} {fault}")
 
     def _own(self, path: str, data: bytes) -> None:
         _, folder, *_ = path.split("/")
@@ -278,7 +271,6 @@ class _Unpacking:
             raise ArchiveError(f"{path} is no source closure of that name")
         elif folder == "schedules" and schedules.spec_of(name, data) is None:
             raise ArchiveError(f"{path} is no tuned schedule of that name")
-        self._write(path, data)
 
     def _record(self, path: str, data: bytes) -> None:
         try:
@@ -301,21 +293,3 @@ class _Unpacking:
             library = index.files.get(f"{entry}/{found.library.name}")
             if library != Member(found.library.size, found.library.sha256):
                 raise ArchiveError(f"the record {key[:12]} tells of another library than it holds")
-
-    def _write(self, path: str, data: bytes) -> None:
-        target = staged_path(self._staged.directory, path)
-        self._directory(os.path.dirname(target))
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            written = os.write(descriptor, data)
-            while written < len(data):
-                written += os.write(descriptor, data[written:])
-        finally:
-            os.close(descriptor)
-
-    def _directory(self, path: str) -> None:
-        """Make a directory below the staging, each but once: `os.makedirs` looks every time."""
-        if path not in self._made:
-            self._directory(os.path.dirname(path))
-            os.mkdir(path)
-            self._made.add(path)

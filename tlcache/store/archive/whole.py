@@ -15,18 +15,12 @@ from tlcache.store.archive.index import Member
 from tlcache.store.layout import EntryPlace
 from tlcache.store.opened import shown
 
-__all__ = ["fault", "is_read"]
+__all__ = ["fault"]
 
 _LIBRARIES = ("executable.so", "kernel_lib.so", "kernel.cubin", "kernel.py")
 _LOADED = (*_LIBRARIES, "launcher_lib.so", "params.json", "params.pkl")
 _MACHINES = {62: "x86_64", 183: "aarch64"}
-_MANIFESTS = ("manifest.json", "metadata.json")
 _HEAD = struct.Struct("<6s12xH")
-
-
-def is_read(name: str) -> bool:
-    """Whether `fault` wants the bytes of a file."""
-    return name in _MANIFESTS or name.endswith((".so", ".sha256"))
 
 
 def fault(place: EntryPlace, files: Mapping[str, Member], data: Mapping[str, bytes]) -> str | None:
@@ -35,7 +29,7 @@ def fault(place: EntryPlace, files: Mapping[str, Member], data: Mapping[str, byt
     Args:
         place: The thing.
         files: Its files by name.
-        data: The bytes of those that are read, see `is_read`; of a library the first 64 will do.
+        data: Their bytes.
     """
     return next(_faults(place, files, data), None)
 

@@ -42,7 +42,8 @@ STORE = [
     "tlcache.store.archive.reading", "tlcache.store.archive.publishing",
     "tlcache.store.archive.compatible", "tlcache.store.archive.signatures",
     "tlcache.store.archive.remote",
-    "tlcache.store.archive.staging", "tlcache.store.archive.transfer",
+    "tlcache.store.archive.staging", "tlcache.store.archive.sending",
+    "tlcache.store.archive.receiving",
     "tlcache.cli.export", "tlcache.cli.import_",
 ]  # fmt: skip
 RUNTIME = [

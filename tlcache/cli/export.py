@@ -12,11 +12,11 @@ import click
 from tlcache.cli import options, render
 from tlcache.errors import CacheRootError, MissError, UsageError
 from tlcache.store import layout
-from tlcache.store.select import Filter
 
 if TYPE_CHECKING:
     from tlcache.store.archive.choosing import Choice
     from tlcache.store.archive.writing import Written
+    from tlcache.store.select import Filter
 
 __all__ = ["command"]
 
@@ -51,7 +51,7 @@ def command(
     Without filters it is all kernels. The same kernels give the same bytes. What is damaged is left
     out, and said. `tlcache import` takes it in.
     """
-    from tlcache.store.archive import transfer
+    from tlcache.store.archive import sending
 
     root = os.path.abspath(layout.cache_root(cache_dir))
     if not os.path.isdir(root):
@@ -64,7 +64,7 @@ def command(
             f"no kernel in {root} is meant, so there is nothing to export",
             hint="`tlcache ls` lists them, and takes the same filters",
         )
-    written = transfer.send(choice, output, key=key, progress=_progress(len(choice.places)))
+    written = sending.send(choice, output, key=key, progress=_progress(len(choice.places)))
     if json_wanted:
         render.emit_json(_as_json(root, output, written, key))
         return 0

@@ -17,7 +17,7 @@ from tlcache.store import layout
 from tlcache.store.trust import set_umask
 
 if TYPE_CHECKING:
-    from tlcache.store.archive.transfer import Imported
+    from tlcache.store.archive.receiving import Imported
 
 __all__ = ["command"]
 
@@ -74,14 +74,14 @@ def command(
     like 's3://bucket/*.tar.zst', means several. To run it again after it was killed goes on.
     """
     from tlcache.store.archive import compatible as judging
-    from tlcache.store.archive import remote, transfer
+    from tlcache.store.archive import receiving, remote
 
     if targets and not compatible:
         raise UsageError("`--target` says what to leave out, so it goes with `--compatible`")
     if revoked is not None and signers is None:
         raise UsageError("`--revoked` says who may not have signed, so it goes with `--verify`")
-    wanted = transfer.Verification(
-        transfer.digest_of(digest) if digest is not None else None, signers, revoked
+    wanted = receiving.Verification(
+        receiving.digest_of(digest) if digest is not None else None, signers, revoked
     )
     here = judging.host(targets) if compatible else None
     found = list(dict.fromkeys(each for source in sources for each in remote.expand(source)))
@@ -91,7 +91,7 @@ def command(
     root = os.path.abspath(layout.cache_root(cache_dir))
     try:
         with terminable():
-            imported = transfer.receive(root, found, wanted, here=here, progress=_progress())
+            imported = receiving.receive(root, found, wanted, here=here, progress=_progress())
     except (Terminated, KeyboardInterrupt) as stopped:
         render.note("stopped; what was published is whole, and running this again goes on")
         return 143 if isinstance(stopped, Terminated) else 130

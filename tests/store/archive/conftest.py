@@ -22,8 +22,8 @@ from tlcache import targets
 from tlcache.fingerprint import versions
 from tlcache.spec import KernelSpec
 from tlcache.store import layout, record, schedules
-from tlcache.store.archive import choosing, tar, transfer
-from tlcache.store.archive.transfer import Imported
+from tlcache.store.archive import choosing, tar, receiving, sending
+from tlcache.store.archive.receiving import Imported
 from tlcache.store.record import Launch, Library, Param, Record
 from tlcache.store.schedules import Tuned
 
@@ -77,7 +77,7 @@ def source(mixed_root: Path, tmp_path: Path) -> Path:
 def archive(source: Path, tmp_path: Path) -> Path:
     """All of that root in one file."""
     path = tmp_path / "all.tar.zst"
-    transfer.send(choosing.everything(str(source)), str(path))
+    sending.send(choosing.everything(str(source)), str(path))
     return path
 
 
@@ -181,6 +181,6 @@ def files(tree: Callable[[Path], dict[str, bytes | str]]) -> Callable[[Path], di
 @pytest.fixture
 def taken(cache_root: Path) -> Callable[..., Imported]:
     """Import archives into the test's cache root."""
-    return lambda *sources, **more: transfer.receive(
+    return lambda *sources, **more: receiving.receive(
         str(cache_root), [str(each) for each in sources], **more
     )

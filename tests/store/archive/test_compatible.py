@@ -13,7 +13,7 @@ import pytest
 from tlcache import fingerprint
 from tlcache.errors import TargetError
 from tlcache.store import layout, record, verify
-from tlcache.store.archive import choosing, compatible, transfer
+from tlcache.store.archive import choosing, compatible, receiving, sending
 from tlcache.store.archive.compatible import Host
 
 
@@ -142,8 +142,8 @@ def test_what_is_there_already_is_not_judged(taken, archive, source, cache_root,
 def test_an_archive_of_one_gpu_is_taken_whole_by_a_host_that_has_it(source, tmp_path, here):
     path = tmp_path / "some.tar.zst"
     keys = [path.stem for path in layout.records(source)]
-    transfer.send(choosing.by_keys(str(source), keys), str(path))
+    sending.send(choosing.by_keys(str(source), keys), str(path))
     root = tmp_path / "root"
-    done = transfer.receive(str(root), [str(path)], here=replace(here, targets=("h100",)))
+    done = receiving.receive(str(root), [str(path)], here=replace(here, targets=("h100",)))
     assert not [name for name in done.published.left if "/kernels/" in name]
     assert done.published.new["record"] == len(keys)

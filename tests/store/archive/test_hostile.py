@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tlcache.errors import ArchiveError, TlcacheError
-from tlcache.store.archive import reading, tar, transfer
+from tlcache.store.archive import reading, tar, receiving
 
 KEY = "ab" * 32
 
@@ -306,7 +306,7 @@ def test_whatever_the_bytes_are_the_root_is_as_it_was_or_has_all_of_the_archive(
     path.write_bytes(whole)
     root.mkdir(exist_ok=True)
     try:
-        transfer.receive(str(root), [str(path)])
+        receiving.receive(str(root), [str(path)])
     except TlcacheError:
         assert tree(root) == {}
     else:

@@ -18,7 +18,7 @@ import pytest
 
 from tlcache.errors import TransferError, UsageError
 from tlcache.store import layout
-from tlcache.store.archive import choosing, remote, transfer
+from tlcache.store.archive import choosing, remote, receiving, sending
 
 SERVER = """
 import sys, urllib.request
@@ -169,7 +169,7 @@ def test_shards_in_a_bucket_are_gathered(tlcache, s3, source, cache_root):
     keys = sorted(path.stem for path in layout.records(source))
     for number in range(2):
         choice = choosing.by_keys(str(source), keys[number::2])
-        transfer.send(choice, f"s3://bucket/shards/{number}.tar.zst")
+        sending.send(choice, f"s3://bucket/shards/{number}.tar.zst")
     done = tlcache("import", "s3://bucket/shards/*.tar.zst", "--json")
     assert done.code == 0, done.err
     assert [one["archive"] for one in done.json["archives"]] == [
@@ -317,7 +317,7 @@ def test_an_archive_comes_over_http_and_its_token_is_not_told(
 
 
 def test_memory_works_in_one_process(source, taken, cache_root, files):
-    transfer.send(choosing.everything(str(source)), "memory://place/a.tar.zst")
+    sending.send(choosing.everything(str(source)), "memory://place/a.tar.zst")
     assert remote.expand("memory://place/*.tar.zst") == ["memory:///place/a.tar.zst"]
     taken("memory://place/a.tar.zst")
     assert files(cache_root) == files(source)
@@ -371,8 +371,8 @@ def test_a_url_needs_no_root_to_be_refused(taken, cache_root):
 
 def test_no_local_archive_brings_fsspec(python, archive, cache_root):
     done = python(
-        "import sys\nfrom tlcache.store.archive import transfer\n"
-        f"transfer.receive({str(cache_root)!r}, [{str(archive)!r}])\n"
+        "import sys\nfrom tlcache.store.archive import receiving, sending\n"
+        f"receiving.receive({str(cache_root)!r}, [{str(archive)!r}])\n"
         "print('fsspec' in sys.modules)"
     )
     assert done.out == "False\n", done.err

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tlcache.errors import ArchiveError, EnvironmentFault, UsageError
-from tlcache.store.archive import choosing, transfer
-from tlcache.store.archive.transfer import Verification
+from tlcache.store.archive import choosing, sending
+from tlcache.store.archive.receiving import Verification
 
 if shutil.which("ssh-keygen") is None:
     pytest.skip("there is no ssh-keygen here", allow_module_level=True)
@@ -46,7 +46,7 @@ def signers(tmp_path, builder):
 @pytest.fixture
 def signed(source, tmp_path, builder):
     path = tmp_path / "signed.tar.zst"
-    transfer.send(choosing.everything(str(source)), str(path), key=str(builder))
+    sending.send(choosing.everything(str(source)), str(path), key=str(builder))
     return path
 
 
@@ -78,7 +78,7 @@ def test_the_signature_can_be_checked_by_hand(signed, signers):
 
 def test_a_wrong_signer_is_refused(refused, source, tmp_path, signers, key):
     path = tmp_path / "other.tar.zst"
-    transfer.send(choosing.everything(str(source)), str(path), key=str(key("mallory")))
+    sending.send(choosing.everything(str(source)), str(path), key=str(key("mallory")))
     assert f"signed by nobody whom {signers} names" in refused(path, signers=signers)
 
 
@@ -137,7 +137,7 @@ def test_a_key_that_cannot_sign_leaves_no_archive(source, tmp_path):
     path = tmp_path / "a.tar.zst"
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UsageError, match="does not sign"):
-        transfer.send(choosing.everything(str(source)), str(path), key=str(tmp_path / "key"))
+        sending.send(choosing.everything(str(source)), str(path), key=str(tmp_path / "key"))
     assert sorted(tmp_path.iterdir()) == before
 
 

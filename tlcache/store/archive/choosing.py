@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tlcache.errors import MissError
-from tlcache.store import entry, layout, record, scan
-from tlcache.store.entry import Entry
+from tlcache.store import layout
 from tlcache.store.layout import EntryPlace
-from tlcache.store.select import Filter
+
+if TYPE_CHECKING:
+    from tlcache.store.entry import Entry  # what it needs takes a third of an export's start
+    from tlcache.store.select import Filter
 
 __all__ = ["Choice", "by_filter", "by_keys", "everything"]
 
@@ -45,7 +48,7 @@ def everything(root: str) -> Choice:
 
 def by_filter(root: str, wanted: Filter) -> Choice:
     """The things that a filter selects, with the cuda-binaries of its kernels."""
-    found = [one for one in scan.scan(root) if layout.root_of(root, one.place) == root]
+    found = _scanned(root)
     return Choice(root, _joined(list(wanted.select(found)), found))
 
 
@@ -60,6 +63,8 @@ def by_keys(root: str, keys: Collection[str], wanted: Filter | None = None) -> C
     Raises:
         MissError: One is not there.
     """
+    from tlcache.store import record
+
     entries = set()
     for key in keys:
         filed = record.read(root, key)
@@ -68,13 +73,21 @@ def by_keys(root: str, keys: Collection[str], wanted: Filter | None = None) -> C
                 f"the kernel {key[:12]} is not in {root}", hint="`tlcache warm` compiles it"
             )
         entries.add(os.path.join(root, os.path.normpath(filed.entry)))
-    found = [one for one in scan.scan(root) if layout.root_of(root, one.place) == root]
+    found = _scanned(root)
     some = [one for one in found if one.place.location in entries]
     places = _joined(list(wanted.select(some)) if wanted else some, found)
     return Choice(root, places, frozenset(keys), len(keys))
 
 
+def _scanned(root: str) -> list[Entry]:
+    from tlcache.store import scan
+
+    return [one for one in scan.scan(root) if layout.root_of(root, one.place) == root]
+
+
 def _joined(some: list[Entry], found: list[Entry]) -> tuple[EntryPlace, ...]:
+    from tlcache.store import entry
+
     binaries = entry.cuda_binaries(found)
     places = {one.place.location: one.place for one in some}
     for one in some:

@@ -21,7 +21,17 @@ from tlcache.store.archive.tar import LONGEST
 from tlcache.store.layout import EntryPlace
 from tlcache.store.opened import shown
 
-__all__ = ["MOST_FILE", "MOST_INDEX", "NAME", "SCHEMA", "Index", "Member", "Recorded", "Thing"]
+__all__ = [
+    "MOST_FILE",
+    "MOST_INDEX",
+    "MOST_THING",
+    "NAME",
+    "SCHEMA",
+    "Index",
+    "Member",
+    "Recorded",
+    "Thing",
+]
 
 NAME = "index.json"
 SCHEMA = 1
@@ -29,7 +39,7 @@ MOST_INDEX = 256 * 1024 * 1024
 MOST_FILE = 64 * 1024 * 1024
 _KIND = "tlcache.archive"
 _MOST_FILES = 2_000_000
-_MOST_THING = 2 * MOST_FILE
+MOST_THING = 2 * MOST_FILE
 _SHA256 = re.compile("[0-9a-f]{64}")
 _RECORD = re.compile(r"tlcache/records/([0-9a-f]{2})/((?:\1)[0-9a-f]{62})\.json")
 _OWN = (
@@ -182,7 +192,7 @@ class Index:
             if path != expected:
                 raise ArchiveError(f"its index names {path} before {expected}, which belongs there")
         for location, thing in self.things.items():
-            if sum(self.files[path].size for path in thing.files) > _MOST_THING:
+            if sum(self.files[path].size for path in thing.files) > MOST_THING:
                 raise ArchiveError(f"{location} is larger than anything of TileLang's")
 
 

@@ -8,11 +8,11 @@ thread. What is not whole, or changes meanwhile, is left out and said.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -22,13 +22,15 @@ from tlcache.spec import RECORD_SCHEMA, workload_text
 from tlcache.store import closures, files, layout, record, schedules
 from tlcache.store.archive import tar, whole
 from tlcache.store.archive.choosing import Choice
-from tlcache.store.archive.index import MOST_FILE, NAME, Index, Member, Recorded
+from tlcache.store.archive.index import MOST_FILE, MOST_THING, NAME, Index, Member, Recorded
 from tlcache.store.layout import EntryPlace
 
 __all__ = ["LEVEL", "Written", "write"]
 
 LEVEL = 3
 _COPIED = 1024 * 1024
+_AT_ONCE = 1024 * 1024
+_AHEAD = 8
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -67,8 +69,7 @@ def write(
     directory = (
         os.path.dirname(name) if isinstance(name := getattr(file, "name", None), str) else None
     )
-    with tempfile.TemporaryFile(dir=directory or None) as body:
-        writing = _Writing(choice, body)
+    with tempfile.TemporaryFile(dir=directory or None) as body, _Writing(choice, body) as writing:
         writing.things(progress or (lambda _: None))
         writing.own()
         index = writing.index()
@@ -104,10 +105,14 @@ class _Writing:
         self._start = len(os.path.join(choice.root, ""))
         self._files: dict[str, Member] = {}
         self._records: dict[str, Recorded] = {}
-        self._specs: list[str] = []
+        self._specs: list[Any] = []
         self._digests: list[tuple[str, str]] = []
         self._versions: Counter[str] = Counter()
         self._out = _compressor().stream_writer(body, closefd=False)
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._pool = ThreadPoolExecutor(1)
+        self._packing: deque[Future[int]] = deque()
 
     def things(self, progress: Callable[[int], None]) -> None:
         for place in self._choice.places:
@@ -125,8 +130,8 @@ class _Writing:
         data = {}
         try:
             for name, path in self._files_of(place):
-                content = data[name] = files.read(path, unseen=True)
-                if len(content) > MOST_FILE:
+                data[name] = files.read(path, unseen=True)
+                if len(data[name]) > MOST_FILE or sum(map(len, data.values())) > MOST_THING:
                     return "has a file that is larger than any of TileLang's"
         except OSError as error:
             return f"cannot be read: {(error.strerror or str(error)).lower()}"
@@ -155,8 +160,18 @@ class _Writing:
 
     def _add(self, path: str, content: bytes, member: Member) -> None:
         padding = bytes(tar.padding(member.size))
-        self._out.write(b"".join((tar.header(path, member.size), content, padding)))
+        self._parts += [tar.header(path, member.size), content, padding]
         self._files[path] = member
+        self._size += member.size
+        if self._size > _AT_ONCE:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Have what was added compressed, by the one thread of the pool, while more is read."""
+        self._packing.append(self._pool.submit(self._out.write, b"".join(self._parts)))
+        self._parts, self._size = [], 0
+        while len(self._packing) > _AHEAD:
+            self._packing.popleft().result()
 
     # --- what is tlcache's own ---
 
@@ -166,9 +181,9 @@ class _Writing:
         for path in layout.records(self._root):
             if self._choice.keys is None or path.stem in self._choice.keys:
                 filed += self._record(os.fspath(path))
-        specs, digests = set(self._specs), set(self._digests)
+        digests = set(self._digests)
         filed += self._belonging("closures", lambda *file: closures.told(*file) in digests)
-        filed += self._belonging("schedules", lambda *file: _canonical_of(*file) in specs)
+        filed += self._belonging("schedules", self._is_recorded)
         for below, data in sorted(filed):
             self._add(below, data, _member(data))
 
@@ -200,9 +215,14 @@ class _Writing:
         same = self._files.get(f"{entry}/{library['name']}") == told
         if current and same and os.path.basename(path) == f"{key}.json":
             self._records[key] = made
-            self._specs.append(json.dumps(spec, sort_keys=True, separators=(",", ":")))
+            self._specs.append(spec)
             self._digests.append((kernel, digest))
             yield path[self._start :], data
+
+    def _is_recorded(self, name: str, data: bytes) -> bool:
+        """Whether a schedule is of a kernel whose record was added."""
+        spec = schedules.spec_of(name, data)
+        return spec is not None and spec.to_json() in self._specs
 
     def _belonging(
         self, folder: str, belongs: Callable[[str, bytes], bool]
@@ -231,8 +251,18 @@ class _Writing:
         return told if self._choice.asked is None else {**told, "asked": self._choice.asked}
 
     def close(self) -> None:
-        self._out.write(tar.END)
+        """Finish the members. Raises what compressing them raised."""
+        self._parts.append(tar.END)
+        self._pack()
+        for one in self._packing:
+            one.result()
         self._out.close()
+
+    def __enter__(self) -> _Writing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
 
 def _member(content: bytes) -> Member:
@@ -247,11 +277,6 @@ def _below(top: str) -> list[str]:
             directories.clear()
         found += [os.path.join(place, name) for name in names if name.endswith(".json")]
     return sorted(found)
-
-
-def _canonical_of(name: str, data: bytes) -> str | None:
-    spec = schedules.spec_of(name, data)
-    return spec.canonical() if spec is not None else None
 
 
 def _builder() -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""An export and an import from end to end: chosen, written, signed and sent; fetched, verified,
-checked, published.
+"""An import from end to end: fetched, verified, checked, published.
 
 Invariant: all archives of an import are fetched, verified and checked before anything of one is
 published. Where one is refused, the root is as it was.
@@ -10,10 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -26,17 +22,14 @@ from tlcache.store.archive import (
     reading,
     remote,
     signatures,
-    writing,
 )
-from tlcache.store.archive.choosing import Choice
 from tlcache.store.archive.compatible import Host
 from tlcache.store.archive.index import Index
 from tlcache.store.archive.publishing import Published
 from tlcache.store.archive.reading import Staged
-from tlcache.store.archive.writing import Written
 from tlcache.store.trust import Trust
 
-__all__ = ["Imported", "Verification", "digest_of", "receive", "send"]
+__all__ = ["Imported", "Verification", "digest_of", "receive"]
 
 _CHUNK = 1024 * 1024
 
@@ -74,64 +67,6 @@ def digest_of(text: str) -> str:
     if match is None:
         raise UsageError(f"{text!r} is no digest", hint="like `sha256:` and 64 hexadecimal digits")
     return match[1]
-
-
-def send(
-    choice: Choice,
-    output: str,
-    *,
-    key: str | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Written:
-    """Write an archive to a file or URL, and its signature beside it.
-
-    Args:
-        choice: What goes into it.
-        output: A path, which is replaced, or a URL.
-        key: Sign with this SSH key.
-        progress: Called with the number of things that were read since the last call.
-
-    Raises:
-        UsageError: The file cannot be written, or the key cannot be used.
-        TransferError: The URL cannot be written.
-    """
-    output = output if remote.is_url(output) else output.removeprefix("file://")
-    with _beside(output) as path:
-        try:
-            with open(path, "xb") as file:
-                written = writing.write(choice, file, progress=progress)
-            os.chmod(path, 0o666 & ~_umask())
-            if key is not None:
-                with open(path, "rb") as file, open(f"{path}.sig", "xb") as signature:
-                    signature.write(signatures.sign(file, key))
-                # The signature first: the archive is never there without it.
-                remote.send(f"{path}.sig", output + signatures.SUFFIX)
-            remote.send(path, output)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UsageError(f"{remote.named(output)} cannot be written: {reason}") from error
-    return written
-
-
-@contextmanager
-def _beside(output: str) -> Iterator[str]:
-    """A name for a temporary file: beside a path, else where temporary files are."""
-    directory, name = (
-        (tempfile.gettempdir(), "archive") if remote.is_url(output) else (os.path.split(output))
-    )
-    path = os.path.join(directory, f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        yield path
-    finally:
-        for each in (path, f"{path}.sig"):
-            if os.path.lexists(each):
-                os.unlink(each)
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def receive(

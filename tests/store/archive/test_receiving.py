@@ -19,12 +19,12 @@ import zstandard
 
 from tlcache.errors import ArchiveError, CacheRootError, MissError, UntrustedRootError, UsageError
 from tlcache.store import layout, locks, record, scan, schedules, verify
-from tlcache.store.archive import choosing, incoming, publishing, reading, transfer
+from tlcache.store.archive import choosing, incoming, publishing, reading, receiving, sending
 from tlcache.store.select import Filter
 
 
 def sent(choice, path: Path):
-    transfer.send(choice, str(path))
+    sending.send(choice, str(path))
     return path
 
 
@@ -108,7 +108,7 @@ def test_a_key_that_is_not_there_is_a_miss(source):
 def test_what_is_damaged_is_left_out_and_said(source, tmp_path, taken, cache_root):
     place = next(p for p in layout.entries(source) if p.tilelang == "0.1.15")
     (place.path / "params.json").write_text("{}")
-    written = transfer.send(choosing.everything(str(source)), str(tmp_path / "a.tar.zst"))
+    written = sending.send(choosing.everything(str(source)), str(tmp_path / "a.tar.zst"))
     below = os.path.relpath(place.location, source)
     assert written.left == ((below, "has another params.json than its manifest.json lists"),)
     taken(tmp_path / "a.tar.zst")
@@ -121,7 +121,7 @@ def test_a_link_in_an_entry_is_not_followed(source, tmp_path):
     library = source / filed.entry / filed.library.name
     library.rename(tmp_path / "library")
     library.symlink_to(tmp_path / "library")
-    written = transfer.send(choosing.everything(str(source)), str(tmp_path / "a.tar.zst"))
+    written = sending.send(choosing.everything(str(source)), str(tmp_path / "a.tar.zst"))
     assert written.left[0][1] == "has no library"
 
 
@@ -274,28 +274,28 @@ def test_a_digest_is_compared_before_anything_is_read(taken, archive, tmp_path, 
 
     right = hashlib.sha256(archive.read_bytes()).hexdigest()
     with pytest.raises(ArchiveError, match=f"its digest is sha256:{right}, not sha256:00"):
-        taken(archive, verification=transfer.Verification(sha256="00" * 32))
+        taken(archive, verification=receiving.Verification(sha256="00" * 32))
     assert not cache_root.exists()
-    imported = taken(archive, verification=transfer.Verification(sha256=right))
+    imported = taken(archive, verification=receiving.Verification(sha256=right))
     assert imported.archives[0].sha256 == right
 
 
 @pytest.mark.parametrize("text", ["", "sha256:", "md5:" + "0" * 64, "0" * 63, "g" * 64])
 def test_what_is_no_digest_is_wrong_usage(text):
     with pytest.raises(UsageError, match="is no digest"):
-        transfer.digest_of(text)
+        receiving.digest_of(text)
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(archive, mounted):
     root = mounted("size=1m,mode=755")
     with pytest.raises(CacheRootError, match="bytes free, and the archive unpacks to"):
-        transfer.receive(str(root), [str(archive)])
+        receiving.receive(str(root), [str(archive)])
     assert list(root.iterdir()) == []
 
 
 IMPORT = """
 import os, signal, sys
-from tlcache.store.archive import publishing, transfer
+from tlcache.store.archive import publishing, receiving, sending
 
 left = int(sys.argv[3])
 def dies(call):
@@ -308,7 +308,7 @@ def dies(call):
     return wrapped
 
 os.rename, os.replace, os.mkdir = dies(os.rename), dies(os.replace), dies(os.mkdir)
-transfer.receive(sys.argv[1], [sys.argv[2]])
+receiving.receive(sys.argv[1], [sys.argv[2]])
 print("done")
 """
 

@@ -117,7 +117,7 @@ class Forgery:
     def pack(self) -> Path:
         first = json.dumps(self.index).encode()
         parts = [(tar.header("index.json", len(first)), first), *self.members]
-        body = b"".join(h + data + bytes(tar.padding(len(data))) for h, data in parts)
+        body = b"".join(h + data + tar.padding(len(data)) for h, data in parts)
         packed = zstandard.ZstdCompressor(level=self.level).compress(body + tar.END)
         self.path.write_bytes(packed + self.extra)
         return self.path

@@ -135,7 +135,10 @@ class Index:
             "builder": self.builder,
             "coverage": self.coverage,
             "records": {key: recorded._asdict() for key, recorded in self.records.items()},
-            "files": {path: member._asdict() for path, member in self.files.items()},
+            "files": {
+                path: {"size": size, "sha256": sha256}
+                for path, (size, sha256) in self.files.items()
+            },
         }
         return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 

@@ -171,7 +171,7 @@ class _Reading:
 
     def content(self, size: int) -> bytes:
         """The bytes of a member, after its header."""
-        return self.read(size + tar.padding(size))[:size]
+        return self.read(size + len(tar.padding(size)))[:size]
 
     def end(self) -> None:
         """Check that nothing follows; what is not read is not hashed either."""

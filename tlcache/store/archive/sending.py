@@ -6,7 +6,6 @@ Invariant: an archive appears at its path whole, after its signature, or not at 
 from __future__ import annotations
 
 import os
-import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,7 +61,7 @@ def _beside(output: str) -> Iterator[str]:
     directory, name = (
         (tempfile.gettempdir(), "archive") if remote.is_url(output) else (os.path.split(output))
     )
-    path = os.path.join(directory, f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    path = os.path.join(directory, f".{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         yield path
     finally:

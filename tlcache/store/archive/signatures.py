@@ -9,10 +9,12 @@ whom the allowed-signers file names, and whose key is not revoked.
 from __future__ import annotations
 
 import os
-import subprocess
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from tlcache.errors import ArchiveError, EnvironmentFault, UsageError
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["NAMESPACE", "SUFFIX", "sign", "verify"]
 
@@ -75,6 +77,8 @@ def verify(file: IO[bytes], signature: str, signers: str, revoked: str | None = 
 
 
 def _run(arguments: list[str], file: IO[bytes] | None) -> subprocess.CompletedProcess[bytes]:
+    import subprocess  # few archives are signed
+
     try:
         return subprocess.run(
             ["ssh-keygen", *arguments],

@@ -69,9 +69,9 @@ def _split(name: str) -> tuple[bytes, bytes]:
     return data[:slash], data[slash + 1 :]
 
 
-def padding(size: int) -> int:
-    """How many zeros follow a member of a size."""
-    return -size % BLOCK
+def padding(size: int) -> bytes:
+    """The zeros that follow a member of a size."""
+    return bytes(-size % BLOCK)
 
 
 def parse(block: bytes) -> Header:

@@ -39,6 +39,7 @@ __all__ = [
 __all__ += [
     "caching_disabled",
     "file_of",
+    "is_file_name",
     "record_path",
     "records",
     "root_of",
@@ -248,10 +249,16 @@ def file_of(path: str) -> tuple[EntryPlace, str] | None:
     """
     above, _, name = path.rpartition("/")
     if (place := _thing(above)) is not None:
-        return (place, name) if re.fullmatch(_FILE, name) else None
+        return (place, name) if is_file_name(name) else None
     if match := re.fullmatch(_BINARY, location := path.removesuffix(".sha256")):
         return EntryPlace(match["key"], location, match["version"], None, "cuda-binary"), name
     return None
+
+
+@functools.lru_cache(maxsize=1024)  # there are a few, again and again
+def is_file_name(name: str) -> bool:
+    """Whether a file of a thing may have a name; whatever TileLang writes has such a one."""
+    return re.fullmatch(_FILE, name) is not None
 
 
 @functools.lru_cache(maxsize=1024)  # the files of a thing are asked for one after the other

@@ -22,11 +22,11 @@ BLOCK = 512
 LONGEST = 256
 """Characters that no name has, so that messages show all of one."""
 END = bytes(2 * BLOCK)
-_MODE, _NOBODY, _EPOCH = b"0000644\0", b"0000000\0", b"00000000000\0"
+_NOBODY, _EPOCH = b"0000000\0", b"00000000000\0"
+_PLAIN = b"0000644\0" + _NOBODY * 2
 _MAGIC = b"ustar\x0000"
 _NAME, _PREFIX = 100, 155
 _MIDDLE = b"0" + bytes(_NAME) + _MAGIC + bytes(64) + _NOBODY * 2
-_KNOWN = sum(_MIDDLE) + 8 * ord(" ")
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -53,9 +53,16 @@ def header(name: str, size: int) -> bytes:
     prefix, short = _split(name)
     if size >= 8**11:
         raise ValueError(f"{name} is too large for a tar")
-    front = short.ljust(_NAME, b"\0") + _MODE + _NOBODY + _NOBODY + b"%011o\0" % size + _EPOCH
-    checksum = sum(front) + sum(prefix) + _KNOWN
-    return b"%b%06o\0 %b%b%b" % (front, checksum, _MIDDLE, prefix, bytes(BLOCK - 345 - len(prefix)))
+    front = b"%b%b%011o\0%b" % (short.ljust(_NAME, b"\0"), _PLAIN, size, _EPOCH)
+    after, known = _rest(prefix)
+    return b"%b%06o\0 %b" % (front, sum(front) + known, after)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rest(prefix: bytes) -> tuple[bytes, int]:
+    """What follows the checksum, and what all but the front adds to that."""
+    after = _MIDDLE + prefix.ljust(BLOCK - 345, b"\0")
+    return after, sum(after) + 8 * ord(" ")
 
 
 def _split(name: str) -> tuple[bytes, bytes]:

@@ -142,16 +142,17 @@ class _Writing:
 
     def _files_of(self, place: EntryPlace) -> Iterator[tuple[str, str]]:
         """The names and paths of a thing's files. Links and what lies deeper do not count."""
-        path = os.path.join(self._root, place.location)
-        if os.path.isdir(path):
+        path = f"{self._root}/{place.location}"
+        try:
             with os.scandir(path) as items:
                 names = sorted(i.name for i in items if i.is_file(follow_symlinks=False))
-            above, path = place.location, f"{path}/"
-        else:
-            above, path = os.path.dirname(place.location), f"{os.path.dirname(path)}/"
-            first = os.path.basename(place.location)
-            names = [n for n in (first, f"{first}.sha256") if os.path.isfile(path + n)]
-        return ((n, path + n) for n in names if layout.file_of(f"{above}/{n}") is not None)
+            above = path
+        except NotADirectoryError:
+            above, _, first = path.rpartition("/")
+            names = [first]
+            if os.path.isfile(f"{path}.sha256"):
+                names.append(f"{first}.sha256")
+        return ((name, f"{above}/{name}") for name in names if layout.is_file_name(name))
 
     def _add(self, path: str, content: bytes, member: Member) -> None:
         self._out.write(tar.header(path, member.size) + content + tar.padding(member.size))

@@ -4,10 +4,11 @@
     python benchmarks/archive.py --kernels 10000
 
 Whole processes of `tlcache export` and `tlcache import` into an empty root, as ratios to
-`tar --zstd` packing and unpacking the same tree, in turn, with a warm page cache. The root is made
-of the real
-entries in `tests/store/fixtures/mixed_root.tar.xz` that have manifests: each a copy of one of them
-under a key of its own, with 4 KiB of bytes of its own behind its library, and a record.
+`tar --zstd` packing and unpacking the same tree, in turn, with a warm page cache. The root is as a
+warm for a GPU leaves it: each kernel with its cuda-binary and its record. They are copies of the
+real ones of TileLang 0.1.15 in `tests/store/fixtures/mixed_root.tar.xz` under keys of their own,
+with 4 KiB of bytes of their own behind each library, which is what a kernel of a real root adds to
+an archive.
 
 `tar` neither hashes nor flushes. What `import` adds by flushing the disk once, as it must before a
 record may point at an entry, is told by `tar --zstd` followed by `sync -f`.
@@ -21,12 +22,13 @@ import json
 import os
 import random
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import large_root
 import method
-from method import Goal
+from method import Failure, Goal
 
 __all__ = ["main", "make", "measure"]
 
@@ -43,32 +45,49 @@ METHOD = (
     "there; directories are deleted, and the file system flushed, before the clock starts."
 )
 _OWN = 4096
+_KERNELS, _BINARIES = "0.1.15/linux-x86_64/kernels", "0.1.15/cuda-binaries"
+_CODE = ("executable.so", "kernel.cubin")
 
 
 def make(root: Path, count: int, place: Path) -> None:
-    """Fill a root with `count` kernels that are whole by their manifests, each with a record.
+    """Fill a root with `count` kernels that are whole by their manifests, each with its
+    cuda-binary and a record.
 
     Raises:
         Failure: The fixture is not there, or holds no kernels.
     """
-    large_root.make(root, 3 * count, place)
-    wanted = sorted(path.parent for path in root.glob("*/*/kernels/*/manifest.json"))[:count]
-    for entry in {path.parent for path in root.glob("*/kernels/*/*")} - set(wanted):
-        shutil.rmtree(entry)
-    for entry in {path.parent for path in root.glob("*/*/kernels/*/*")} - set(wanted):
-        shutil.rmtree(entry)
+    if not large_root.FIXTURE.exists():
+        raise Failure(f"{large_root.FIXTURE} is not there; run this from a checkout")
+    with tarfile.open(large_root.FIXTURE) as archive:
+        archive.extractall(place, filter="data")
+    models = {
+        where: sorted(code.parent for name in _CODE for code in place.glob(f"{where}/*/{name}"))
+        for where in (_KERNELS, _BINARIES)
+    }
+    if not all(models.values()):
+        raise Failure(f"{large_root.FIXTURE} holds no kernels of 0.1.15")
     noise = random.Random(0)
-    for number, entry in enumerate(wanted):
-        manifest = entry / "manifest.json"
-        document = json.loads(manifest.read_text())
-        (library,) = entry.glob("*.so")
-        with library.open("ab") as file:
-            file.write(noise.randbytes(_OWN))
-        for name, told in document["files"].items():
-            data = entry.joinpath(name).read_bytes()
+    for number in range(count):
+        key = hashlib.sha256(str(number).encode()).hexdigest()
+        for where, some in models.items():
+            own = noise.randbytes(_OWN) if where == _KERNELS else key.encode()
+            _copy(some[number % len(some)], root / where / key, own)
+        large_root._record(root, Path(_KERNELS, key), number)
+
+
+def _copy(model: Path, entry: Path, own: bytes) -> None:
+    """Copy an entry, with some bytes behind its code, and mend what tells of that."""
+    entry.mkdir(parents=True)
+    for file in model.iterdir():
+        data = file.read_bytes()
+        entry.joinpath(file.name).write_bytes(data + own if file.name in _CODE else data)
+    for name, code in (("manifest.json", _CODE[0]), ("metadata.json", _CODE[1])):
+        if (manifest := entry / name).exists():
+            document = json.loads(manifest.read_text())
+            data = entry.joinpath(code).read_bytes()
+            told = document.get("files", {}).get(code, document)
             told.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        manifest.write_text(json.dumps(document))
-        large_root._record(root, entry.relative_to(root), number)
+            manifest.write_text(json.dumps(document))
 
 
 def measure(options: argparse.Namespace, place: Path) -> dict[str, Any]:

@@ -117,20 +117,17 @@ def _asked(root: str, wanted: Filter, path: str) -> list[str]:
     return [item.action_key for item in items]
 
 
-def _progress(total: int) -> Callable[[int], None] | None:
+def _progress(total: int) -> Callable[[int], None]:
     """A line on a terminal that says how far it is."""
-    if not sys.stderr.isatty():
-        return None
     done = 0
 
-    def read(count: int) -> None:
+    def packed(count: int) -> None:
         nonlocal done
         done += count
-        if done % 100 == 0 or done == total:
-            end = f"\r{' ' * 40}\r" if done == total else ""
-            click.echo(f"\r{done:,} of {total:,} packed {end}", nl=False, err=True)
+        end = f"\r{' ' * 40}\r" if done == total else ""
+        click.echo(f"\r{done:,} of {total:,} packed {end}", nl=False, err=True)
 
-    return read
+    return packed if sys.stderr.isatty() else lambda count: None
 
 
 def _as_json(root: str, output: str, written: Written, key: str | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tlcache import targets
 from tlcache.fingerprint import versions
 from tlcache.spec import KernelSpec
 from tlcache.store import layout, record, schedules
-from tlcache.store.archive import choosing, tar, receiving, sending
+from tlcache.store.archive import choosing, receiving, sending, tar
 from tlcache.store.archive.receiving import Imported
 from tlcache.store.record import Launch, Library, Param, Record
 from tlcache.store.schedules import Tuned

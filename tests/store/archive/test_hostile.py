@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tlcache.errors import ArchiveError, TlcacheError
-from tlcache.store.archive import reading, tar, receiving
+from tlcache.store.archive import reading, receiving, tar
 
 KEY = "ab" * 32
 

@@ -18,7 +18,7 @@ import pytest
 
 from tlcache.errors import TransferError, UsageError
 from tlcache.store import layout
-from tlcache.store.archive import choosing, remote, receiving, sending
+from tlcache.store.archive import choosing, remote, sending
 
 SERVER = """
 import sys, urllib.request

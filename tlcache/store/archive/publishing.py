@@ -162,10 +162,19 @@ class _Publishing:
                 self._published.left[path] = f"{entry} is another there, and is not sound"
                 return
             record.write(self._root, adapted)
-        else:
-            self._directory(os.path.dirname(target))
-            os.replace(staged_path(self._staged.directory, path), target)
+        elif not self._replace(path):
+            record.write(self._root, found)
         self._published.note("record", new=True)
+
+    def _replace(self, path: str) -> bool:
+        """Publish a file of tlcache's that was staged; False where the root had one then."""
+        target = os.path.join(self._root, path)
+        self._directory(os.path.dirname(target))
+        try:
+            os.replace(staged_path(self._staged.directory, path), target)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _adapted(self, found: Record) -> Record | None:
         """A record for the library that is there under the same key of TileLang's, compiled by
@@ -187,10 +196,7 @@ class _Publishing:
         """A schedule or a closure, if the root has none."""
         kind = path.split("/")[1].removesuffix("s")
         target = os.path.join(self._root, path)
-        new = not os.path.lexists(target)
-        if new:
-            self._directory(os.path.dirname(target))
-            os.replace(staged_path(self._staged.directory, path), target)
+        new = not os.path.lexists(target) and self._replace(path)
         self._published.note(kind, new=new)
 
     def _rename(self, path: str) -> bool:

@@ -93,7 +93,7 @@ def unpack(
             if os.path.lexists(os.path.join(root, location)):
                 staged.present.add(location)
         with Writing(directory) as writing:
-            _Unpacking(staged, reading, writing, progress).run()
+            _Unpacking(staged, root, reading, writing, progress).run()
         reading.end()
     except ArchiveError as error:
         raise ArchiveError(f"{url} is refused: {error.message}", hint=error.hint) from error
@@ -203,11 +203,13 @@ class _Unpacking:
     def __init__(
         self,
         staged: Staged,
+        root: str,
         reading: _Reading,
         writing: Writing,
         progress: Callable[[int], None],
     ) -> None:
         self._staged = staged
+        self._root = root
         self._reading = reading
         self._writing = writing
         self._progress = progress
@@ -223,7 +225,8 @@ class _Unpacking:
         for path in self._staged.index.own:
             content = self._member(path, files[path])
             self._own(path, content)
-            self._writing.add({path: content})
+            if not os.path.lexists(os.path.join(self._root, path)):
+                self._writing.add({path: content})
         self._records()
 
     def _member(self, path: str, member: Member) -> bytes:

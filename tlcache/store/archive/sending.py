@@ -23,7 +23,7 @@ def send(
     output: str,
     *,
     key: str | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> Written:
     """Write an archive to a file or URL, and its signature beside it.
 

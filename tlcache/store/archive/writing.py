@@ -1,8 +1,9 @@
-"""A choice written as an archive.
+"""A choice written as an archive: the index, the frames of TileLang's things, and a frame of what
+tlcache has filed of them.
 
 Invariant: what is written is whole by its own checksums, and the bytes depend on nothing but the
-files and the version of zstandard: members in order, no times, no owners, a pinned level, one
-thread. What is not whole, or changes meanwhile, is left out and said.
+files and the version of zstandard: members in order, no times, no owners. What is not whole, or
+changes meanwhile, is left out and said.
 """
 
 from __future__ import annotations
@@ -17,19 +18,14 @@ from typing import IO, Any
 
 from tlcache import __version__, fingerprint
 from tlcache.errors import RuntimeLibraryError
-from tlcache.spec import RECORD_SCHEMA, workload_text
-from tlcache.store import closures, layout, record, schedules
-from tlcache.store.archive import tar, whole
+from tlcache.store.archive import packing, tar
 from tlcache.store.archive.choosing import Choice
-from tlcache.store.archive.index import MOST_FILE, MOST_THING, NAME, Index, Member, Recorded
-from tlcache.store.layout import EntryPlace
+from tlcache.store.archive.filed import Belonging, Filed
+from tlcache.store.archive.index import NAME, Index, Member
 
-__all__ = ["LEVEL", "Written", "write"]
+__all__ = ["Written", "write"]
 
-LEVEL = 3
 _COPIED = 1024 * 1024
-_CHUNK = 96 * 1024
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -52,231 +48,68 @@ class Written:
 
 
 def write(
-    choice: Choice, file: IO[bytes], *, progress: Callable[[int], None] | None = None
+    choice: Choice, file: IO[bytes], *, progress: Callable[[int], None] = lambda count: None
 ) -> Written:
     """Write an archive.
 
     Args:
         choice: What to write.
         file: Where to.
-        progress: Called with the number of things that were read since the last call.
+        progress: Called with the number of things that were packed since the last call.
 
     Raises:
         OSError: It cannot be written, or there is no room for a copy beside it.
     """
-    directory = (
-        os.path.dirname(name) if isinstance(name := getattr(file, "name", None), str) else None
-    )
-    with tempfile.TemporaryFile(dir=directory or None) as body:
-        writing = _Writing(choice, body)
-        writing.things(progress or (lambda _: None))
-        writing.own()
-        index = writing.index()
-        writing.close()
+    files: dict[str, Member] = {}
+    left: list[tuple[str, str]] = []
+    directory = os.path.dirname(os.fspath(file.name)) or None
+    with tempfile.TemporaryFile(dir=directory) as body:
+        with packing.Packing(choice.root, choice.places) as packed:
+            filed = Filed(choice.root, choice.keys)  # while the workers work
+            for group in packed:
+                body.write(group.frame)
+                files.update((path, Member(*told)) for path, told in group.files.items())
+                left += group.left
+                progress(group.things)
+        belonging = filed.of(files)
+        parts = []
+        for path, data in belonging.files.items():
+            told = files[path] = packing.member(data)
+            parts += [tar.header(path, told.size), data, tar.padding(told.size)]
+        body.write(packing.compressed([*parts, tar.END]))
         body.seek(0)
-        digest, size = hashlib.sha256(), 0
+        versions = Counter(_versions(choice, left))
+        index = Index(files, belonging.records, _builder(), _coverage(choice, versions, belonging))
         data = index.encode()
-        front = tar.header(NAME, len(data)) + data + tar.padding(len(data))
-        chunk = _compressor().compress(front)
+        front = [tar.header(NAME, len(data)), data, tar.padding(len(data))]
+        digest, size, chunk = hashlib.sha256(), 0, packing.compressed(front)
         while chunk:
             file.write(chunk)
             digest.update(chunk)
             size += len(chunk)
             chunk = body.read(_COPIED)
     file.flush()
-    return Written(index, writing.kernels, size, digest.hexdigest(), tuple(writing.left))
+    return Written(index, versions.total(), size, digest.hexdigest(), tuple(left))
 
 
-def _compressor() -> Any:
-    import zstandard
-
-    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, threads=0)
-
-
-class _Writing:
-    """The members after the index, as they are read; the index is of them."""
-
-    def __init__(self, choice: Choice, body: IO[bytes]) -> None:
-        self.left: list[tuple[str, str]] = []
-        self.kernels = 0
-        self._choice = choice
-        self._root = choice.root
-        self._start = len(os.path.join(choice.root, ""))
-        self._files: dict[str, Member] = {}
-        self._records: dict[str, Recorded] = {}
-        self._specs: list[Any] = []
-        self._digests: list[tuple[str, str]] = []
-        self._versions: Counter[str] = Counter()
-        self._out = _compressor().stream_writer(body, closefd=False)
-
-    def things(self, progress: Callable[[int], None]) -> None:
-        for place in self._choice.places:
-            below = place._replace(location=place.location[self._start :])
-            why = self._thing(below)
-            if why is not None:
-                self.left.append((below.location, why))
-            elif place.kind == "kernel":
-                self.kernels += 1
-                self._versions[place.tilelang or "0.1.8 or earlier"] += 1
-            progress(1)
-
-    def _thing(self, place: EntryPlace) -> str | None:
-        """Add a thing; or say why not."""
-        data = {}
-        try:
-            for name, path in self._files_of(place):
-                data[name] = _read(path)
-                if len(data[name]) > MOST_FILE or sum(map(len, data.values())) > MOST_THING:
-                    return "has a file that is larger than any of TileLang's"
-        except OSError as error:
-            return f"cannot be read: {(error.strerror or str(error)).lower()}"
-        members = {name: _member(content) for name, content in data.items()}
-        if (fault := whole.fault(place, members, data)) is not None:
-            return fault
-        above = place.location
-        if above.endswith((".cubin", ".fatbin")):
-            above = os.path.dirname(above)
-        for name, content in data.items():
-            self._add(f"{above}/{name}", content, members[name])
-        return None
-
-    def _files_of(self, place: EntryPlace) -> Iterator[tuple[str, str]]:
-        """The names and paths of a thing's files. Links and what lies deeper do not count."""
-        path = f"{self._root}/{place.location}"
-        try:
-            with os.scandir(path) as items:
-                names = sorted(i.name for i in items if i.is_file(follow_symlinks=False))
-            above = path
-        except NotADirectoryError:
-            above, _, first = path.rpartition("/")
-            names = [first]
-            if os.path.isfile(f"{path}.sha256"):
-                names.append(f"{first}.sha256")
-        return ((name, f"{above}/{name}") for name in names if layout.is_file_name(name))
-
-    def _add(self, path: str, content: bytes, member: Member) -> None:
-        self._out.write(tar.header(path, member.size) + content + tar.padding(member.size))
-        self._files[path] = member
-
-    # --- what is tlcache's own ---
-
-    def own(self) -> None:
-        """Add the records of what was added, and the schedules and closures that they are by."""
-        filed: list[tuple[str, bytes]] = []
-        for path in _below(os.path.join(self._root, "tlcache", "records")):
-            key = os.path.basename(path).removesuffix(".json")
-            if self._choice.keys is None or key in self._choice.keys:
-                filed += self._record(path)
-        digests = set(self._digests)
-        filed += self._belonging("closures", lambda *file: closures.told(*file) in digests)
-        filed += self._belonging("schedules", self._is_recorded)
-        for below, data in sorted(filed):
-            self._add(below, data, _member(data))
-
-    def _record(self, path: str) -> Iterator[tuple[str, bytes]]:
-        """A record's file, if it is of a kernel that was added, with the library that it tells of.
-
-        Its checksum says that it is as tlcache wrote it, so its values are not read more closely:
-        that would take a third of an export's time.
-        """
-        try:
-            data = _read(path)
-            values = record.contents(data)
-            spec, library, entry = (
-                values["spec"],
-                values["library"],
-                os.path.normpath(values["entry"]),
-            )
-            key, target = values["action_key"], spec["target"]
-            told = Member(library["size"], library["sha256"])
-            title = (spec["kernel"].rpartition(":")[2], workload_text(spec["workload"]), target)
-            made = Recorded(
-                " ".join(filter(None, title)),
-                *(target, entry, values["created"], values["compile_seconds"]),
-            )
-            digest, kernel = values["source_digest"], spec["kernel"]
-            current = values["schema"] == RECORD_SCHEMA
-        except (OSError, *_DAMAGE):
-            return  # `verify` says what is wrong with it
-        same = self._files.get(f"{entry}/{library['name']}") == told
-        if current and same and os.path.basename(path) == f"{key}.json":
-            self._records[key] = made
-            self._specs.append(spec)
-            self._digests.append((kernel, digest))
-            yield path[self._start :], data
-
-    def _is_recorded(self, name: str, data: bytes) -> bool:
-        """Whether a schedule is of a kernel whose record was added."""
-        spec = schedules.spec_of(name, data)
-        return spec is not None and spec.to_json() in self._specs
-
-    def _belonging(
-        self, folder: str, belongs: Callable[[str, bytes], bool]
-    ) -> Iterator[tuple[str, bytes]]:
-        for path in _below(os.path.join(self._root, "tlcache", folder)):
-            try:
-                data = _read(path)
-            except OSError:
-                continue
-            if belongs(os.path.basename(path), data):
-                yield path[self._start :], data
-
-    def index(self) -> Index:
-        return Index(self._files, dict(sorted(self._records.items())), _builder(), self._coverage())
-
-    def _coverage(self) -> dict[str, Any]:
-        targets = Counter(each.target for each in self._records.values())
-        factories = Counter(kernel for kernel, _ in self._digests)
-        told: dict[str, Any] = {
-            "kernels": self.kernels,
-            "records": len(self._records),
-            "tilelang": dict(sorted(self._versions.items())),
-            "targets": dict(sorted(targets.items())),
-            "factories": dict(sorted(factories.items())),
-        }
-        return told if self._choice.asked is None else {**told, "asked": self._choice.asked}
-
-    def close(self) -> None:
-        self._out.write(tar.END)
-        self._out.close()
+def _versions(choice: Choice, left: list[tuple[str, str]]) -> Iterator[str]:
+    """The TileLang of each kernel that was packed."""
+    without = {os.path.join(choice.root, location) for location, _ in left}
+    for place in choice.places:
+        if place.kind == "kernel" and place.location not in without:
+            yield place.tilelang or "0.1.8 or earlier"
 
 
-def _read(path: str) -> bytes:
-    """A file's bytes: `files.read`, in three calls for a small file, as there are thousands.
-
-    Raises:
-        OSError: It cannot be read, or is a link.
-    """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-    try:
-        descriptor = os.open(path, flags | os.O_NOATIME)
-    except PermissionError:
-        descriptor = os.open(path, flags)
-    try:
-        data = os.read(descriptor, _CHUNK)
-        if len(data) < _CHUNK:
-            return data
-        parts, size = [data], len(data)
-        while size <= MOST_FILE and (data := os.read(descriptor, _COPIED)):
-            parts.append(data)
-            size += len(data)
-        return b"".join(parts)
-    finally:
-        os.close(descriptor)
-
-
-def _member(content: bytes) -> Member:
-    return Member(len(content), hashlib.sha256(content).hexdigest())
-
-
-def _below(top: str) -> list[str]:
-    """The JSON files in a directory of tlcache's, and one level deeper, in order."""
-    found = []
-    for place, directories, names in os.walk(top):
-        if place != top:
-            directories.clear()
-        found += [os.path.join(place, name) for name in names if name.endswith(".json")]
-    return sorted(found)
+def _coverage(choice: Choice, versions: Counter[str], belonging: Belonging) -> dict[str, Any]:
+    targets = Counter(each.target for each in belonging.records.values())
+    told: dict[str, Any] = {
+        "kernels": versions.total(),
+        "records": len(belonging.records),
+        "tilelang": dict(sorted(versions.items())),
+        "targets": dict(sorted(targets.items())),
+        "factories": dict(sorted(Counter(belonging.factories).items())),
+    }
+    return told if choice.asked is None else {**told, "asked": choice.asked}
 
 
 def _builder() -> dict[str, Any]:

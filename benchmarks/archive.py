@@ -61,8 +61,8 @@ def make(root: Path, count: int, place: Path) -> None:
     with tarfile.open(large_root.FIXTURE) as archive:
         archive.extractall(place, filter="data")
     models = {
-        where: sorted(code.parent for name in _CODE for code in place.glob(f"{where}/*/{name}"))
-        for where in (_KERNELS, _BINARIES)
+        where: sorted(code.parent for code in place.glob(f"{where}/*/{name}"))
+        for where, name in zip((_KERNELS, _BINARIES), _CODE, strict=True)
     }
     if not all(models.values()):
         raise Failure(f"{large_root.FIXTURE} holds no kernels of 0.1.15")

@@ -1,5 +1,5 @@
-"""Groups of things packed by workers: the same bytes on any number of cores, and whatever happens to
-a worker.
+"""Groups of things packed by workers: the same bytes on any number of cores, and whatever happens
+to a worker.
 """
 
 from __future__ import annotations

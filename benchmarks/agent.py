@@ -12,6 +12,7 @@ costs is measured with a kernel that does nothing, so that a tenth of a microsec
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -200,7 +201,8 @@ def _launches(options: argparse.Namespace, place: Path) -> dict[str, Any]:
     def one(variant: str) -> dict[str, Any]:
         env = method.environment(place / "root", TLCACHE_RUNTIME_DIR=str(place / "run"))
         if variant == "before":
-            env["PYTHONPATH"] = str(Path(options.before).resolve())
+            paths = [str(Path(options.before).resolve()), env.get("PYTHONPATH", "")]
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         job = {
             "device": device,
             "phases": PHASES if variant == "now" else PHASES[:1],

@@ -280,9 +280,9 @@ def test_a_spec_without_workload_or_schedule_prints_without_gaps():
         ({"dtype": "float16"}, "fp16"),
         ({"dtype": "float32"}, "fp32"),
         ({"dtype": "float8_e4m3"}, "float8_e4m3"),
-        ({"dtype": None}, "None"),
+        ({"dtype": None}, "null"),
         ({"M": "dynamic", "causal": True}, "M=dynamic causal=True"),
-        ({"tiles": [64, 64], "bias": None}, "tiles=[64, 64] bias=null"),
+        ({"tiles": [64, 64], "bias": None}, "tiles=[64,64] bias=null"),
     ],
 )
 def test_a_workload_is_written_for_people(workload, text):

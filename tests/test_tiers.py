@@ -32,6 +32,8 @@ STORE = [
     "tlcache.cli.verify",
     "tlcache.store.prune", "tlcache.store.removal", "tlcache.store.candidates",
     "tlcache.store.mapped", "tlcache.store.mounts", "tlcache.store.evictions", "tlcache.cli.prune",
+    "tlcache.arguments", "tlcache.recorded", "tlcache.bootstrap", "tlcache.bootstrap.sitecustomize",
+    "tlcache.cli.run", "tlcache.cli.record",
     "tlcache.models", "tlcache.models.config", "tlcache.models.parts", "tlcache.models.document",
     "tlcache.cli.shapes", "tlcache.agents", "tlcache.readings", "tlcache.advice",
     "tlcache.cli.stats", "tlcache.cli.top", "tlcache.cli.view", "tlcache.cli.overview",
@@ -48,10 +50,14 @@ STORE = [
     "tlcache.cli.export", "tlcache.cli.import_",
 ]  # fmt: skip
 RUNTIME = [
-    "tlcache.runtime", "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
+    "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder",
+    "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
     "ops.boundary", "ops.inputs", "ops.jit_cache", "ops.triton.rms_norm", "ops.kernels",
 ]  # fmt: skip
-COMPILE = ["tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring"]
+COMPILE = [
+    "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring",
+    "tlcache.warm.replaying", "tlcache.warm.pretending",
+]  # fmt: skip
 
 
 def _brought(python, module: str) -> set[str]:

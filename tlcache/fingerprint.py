@@ -20,6 +20,7 @@ from tlcache.errors import RuntimeLibraryError
 __all__ = [
     "facts_text",
     "glibc_version",
+    "key_environment",
     "key_facts",
     "key_variables",
     "platform_name",
@@ -65,6 +66,11 @@ def versions() -> dict[str, str]:
         "tvm_ffi": tvm_ffi_version(),
         "platform": platform_name(),
     }
+
+
+def key_environment(target: str) -> str:
+    """What one of TileLang's keys holds for besides its kernel, like `0.1.15 x86_64 sm_90a`."""
+    return f"{tilelang_version()} {platform.machine()} {target}"
 
 
 def platform_name() -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from tlcache.arguments import text
 from tlcache.errors import SpecError, TargetError
 from tlcache.targets import Target, from_name
 
@@ -142,7 +142,7 @@ class KernelSpec:
     @property
     def schedule_text(self) -> str:
         """The schedule for people, like `block_m=1 threads=256`."""
-        return " ".join(f"{key}={_text(value)}" for key, value in self.schedule.items())
+        return " ".join(f"{key}={text(value)}" for key, value in self.schedule.items())
 
     def to_json(self) -> dict[str, Value]:
         """The spec as JSON values; `from_json` reads it back."""
@@ -252,13 +252,8 @@ _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 def workload_text(workload: Mapping[str, Value]) -> str:
     """A workload for people, like `M=4096 N=4096 eps=1e-05 bf16`."""
-    shown = [f"{key}={_text(value)}" for key, value in workload.items() if key != "dtype"]
+    shown = [f"{key}={text(value)}" for key, value in workload.items() if key != "dtype"]
     if "dtype" in workload:
-        shown.append(_SHORT.get(str(workload["dtype"]), str(workload["dtype"])))
+        dtype = text(workload["dtype"])
+        shown.append(_SHORT.get(dtype, dtype))
     return " ".join(shown)
-
-
-def _text(value: Value) -> str:
-    if isinstance(value, float) and math.isfinite(value):
-        return f"{value:g}"
-    return str(value) if isinstance(value, (str, int)) else json.dumps(value)

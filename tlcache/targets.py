@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tlcache.errors import TargetError
 
 __all__ = ["CPU", "Target", "detect", "for_capability", "from_config", "from_name", "matches"]
-__all__ += ["note", "parse"]
+__all__ += ["gpu", "note", "of_tvm", "parse"]
 
 _GPU_NAMES: dict[str, tuple[int, int]] = {
     "v100": (7, 0),
@@ -99,6 +99,26 @@ def for_capability(major: int, minor: int) -> Target:
     `major.minor`.
     """
     return Target(f"sm_{major}{minor}{'a' if major >= 9 else ''}")
+
+
+def of_tvm(exported: Mapping[str, Any]) -> Target:
+    """The target that a TVM target's `export()` describes, leaving out what TVM adds to it."""
+    kind = exported["kind"]
+    kind = str(kind["name"] if isinstance(kind, Mapping) else kind)
+    if kind == "c":
+        return CPU
+    if kind == "cuda" and "code" not in exported:
+        return Target(str(exported.get("arch")))
+    kept = {name: _plain(exported[name]) for name in ("arch", "code") if name in exported}
+    return Target(json.dumps({"kind": kind, **kept}, sort_keys=True, separators=(",", ":")))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (int, float, bool)):
+        return value
+    return str(value) if isinstance(value, str) else [_plain(item) for item in value]
 
 
 def from_config(config: Mapping[str, object]) -> Target:
@@ -238,20 +258,43 @@ def detect(spelling: str = "auto") -> Target:
 
 
 def _driver_capability() -> tuple[int, int] | None:
+    found = gpu()
+    return (found["major"], found["minor"]) if found is not None else None
+
+
+# CU_DEVICE_ATTRIBUTE_… of cuda.h, under the names that torch has for them.
+_ATTRIBUTES = {
+    "major": 75,
+    "minor": 76,
+    "multi_processor_count": 16,
+    "warp_size": 10,
+    "max_threads_per_multi_processor": 39,
+    "regs_per_multiprocessor": 82,
+    "shared_memory_per_block": 8,
+    "shared_memory_per_block_optin": 97,
+    "shared_memory_per_multiprocessor": 81,
+    "L2_cache_size": 38,
+}
+
+
+def gpu() -> dict[str, int] | None:
+    """What the driver tells of the first visible GPU, under torch's names, sizes in bytes: no
+    torch, no CUDA context. None where there is none.
+    """
     import ctypes
 
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    device, count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    device, count, value = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or count.value < 1:
         return None
     if cuda.cuDeviceGet(ctypes.byref(device), 0):
         return None
-    # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h.
-    if cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device):
-        return None
-    if cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device):
-        return None
-    return major.value, minor.value
+    found = {}
+    for name, number in _ATTRIBUTES.items():
+        if cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device):
+            return None
+        found[name] = value.value
+    return found

@@ -277,12 +277,12 @@ def test_a_file_that_is_no_json_is_said(tmp_path, data, says):
         ({"version": 1, "workloads": [{"kernel": 5}]}, "workloads[0].kernel is 5; "),
         ({"version": 1, "workloads": [{**FACTORY, "args": 5}]}, "workloads[0].args is 5; "),
         (
-            {"version": 1, "workloads": [{**FACTORY, "args": {"M": None}}]},
-            "workloads[0].args.M is null; ",
+            {"version": 1, "workloads": [{**FACTORY, "args": {"M": {}}}]},
+            "workloads[0].args.M is {}; ",
         ),
         (
-            {"version": 1, "workloads": [{**FACTORY, "args": {"op": None}}]},
-            "workloads[0].args.op is null; ",
+            {"version": 1, "workloads": [{**FACTORY, "args": {"op": {"$nothing": 1}}}]},
+            'workloads[0].args.op is {"$nothing": 1}; ',
         ),
         ({"version": 1, "workloads": [{**FACTORY, "M": 1}]}, "workloads[0].M is not a field"),
         (
@@ -516,3 +516,16 @@ def test_a_document_of_any_depth_is_one_error_that_names_its_file(tmp_path, dept
             targets(read, path)
         except (ShapesError, TargetError) as error:
             assert str(path) in error.message
+
+
+def test_a_factory_may_be_given_none_and_arguments_that_json_has_no_form_for(wanted):
+    args = {"M": None, "dtype": {"$torch": "bfloat16"}, "shape": {"$tuple": [1, {"$list": [2]}]}}
+    (one,) = wanted({**FACTORY, "args": args, "schedule": {"threads": None}})
+    assert one.spec.to_json()["workload"] == args
+    assert str(one.spec).endswith("M=null shape=(1,[2]) bf16 threads=null cpu")
+
+
+def test_a_list_of_such_arguments_is_expanded(wanted):
+    args = {"M": [None, {"$tuple": [1]}, {"from": 1, "to": 2}]}
+    found = [one.spec.to_json()["workload"]["M"] for one in wanted({**FACTORY, "args": args})]
+    assert found == [None, {"$tuple": [1]}, 1, 2]

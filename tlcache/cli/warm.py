@@ -104,10 +104,10 @@ def command(
     set_umask()
     document = shapes.load(path)
     tuned = schedules.load(schedules_path) if schedules_path is not None else []
-    if os.getcwd() not in sys.path:
-        sys.path.append(
-            os.getcwd()
-        )  # factories of the project at hand, as `python -m` would find them
+    # Factories of the project at hand, as `python -m` would find them, and of a recorded one.
+    for place in (os.getcwd(), *document.paths):
+        if place not in sys.path and os.path.isdir(place):
+            sys.path.append(place)
     chosen = _targets(document, path, spellings)
     root = layout.cache_root(cache_dir)
     if root.exists():
@@ -129,7 +129,7 @@ def command(
     if check or dry_run:
         for item in todo:
             item.outcome = Outcome("missing" if check else "planned")
-        return _report(items, root, chosen, json_wanted, again)
+        return _report(items, document, root, chosen, json_wanted, again)
     layout.make_skeleton(root, tilelang_version(), platform_name())
     plan.without_toolchain(todo)
     todo = [item for item in todo if item.outcome is None]
@@ -139,7 +139,7 @@ def command(
         for item in items
         if item.outcome is not None and item.outcome.status in ("compiled", "present")
     )
-    code = _report(items, root, chosen, json_wanted, again)
+    code = _report(items, document, root, chosen, json_wanted, again)
     return 128 + interrupted if interrupted else code
 
 
@@ -193,6 +193,7 @@ def _compile(
                 [item.wanted.spec for item in todo],
                 os.fspath(root.absolute()),
                 jobs=jobs or pool.default_jobs(),
+                keys=[item.wanted.key for item in todo],
                 timeout=timeout,
                 fail_fast=not keep_going,
                 quiet=not verbose,
@@ -258,6 +259,7 @@ def _progress(total: int) -> Iterator[_Quiet]:
 
 def _report(
     items: list[Item],
+    document: shapes.Shapes,
     root: Path,
     chosen: list[Target],
     json_wanted: bool,
@@ -273,6 +275,7 @@ def _report(
                 "root": str(root),
                 "targets": [target.name for target in chosen],
                 "kernels": [_kernel(item) for item in items],
+                "unreplayable": [one.model_dump() for one in document.unreplayable],
                 "summary": {
                     "total": len(items),
                     **{status: counts[status] for status in _STATUSES},
@@ -282,6 +285,7 @@ def _report(
             }
         )
     else:
+        _print_unreplayable(document)
         _print_report(items, counts, saved, written, again)
     if any(outcome.fault for outcome in outcomes):
         return 3
@@ -300,13 +304,14 @@ _STATUSES: tuple[Status, ...] = (
 
 def _kernel(item: Item) -> dict[str, Any]:
     spec, outcome = item.wanted.spec, item.outcome or Outcome("missing")
+    said = spec.to_json()
     return {
         "action_key": item.action_key,
         "where": item.wanted.where,
         "op": item.wanted.op,
         "kernel": spec.kernel,
-        "workload": dict(spec.workload),
-        "schedule": dict(spec.schedule),
+        "workload": said["workload"],
+        "schedule": said["schedule"],
         "target": spec.target.name,
         "status": outcome.status,
         "seconds": round(outcome.seconds, 3),
@@ -368,6 +373,13 @@ def _print_report(
         )
     if missing:
         render.note(f"\nhint: `{again}` compiles what is missing, and only that")
+
+
+def _print_unreplayable(document: shapes.Shapes) -> None:
+    for one in document.unreplayable:
+        params = f" ({', '.join(one.params)})" if one.params else ""
+        remedy = f"; {one.remedy}" if one.remedy else ""
+        render.note(f"not to be warmed: {one.kernel}{params}: {one.reason}{remedy}")
 
 
 def _line(error: str | None) -> str:

@@ -7,6 +7,8 @@ launcher.
 
 from __future__ import annotations
 
+import os
+
 from tlcache import agent as _agent
 from tlcache.runtime.counters import Counters
 from tlcache.runtime.launcher import Launcher
@@ -25,3 +27,7 @@ __all__ = ["Counters", "Launcher", "Resolver"]
 __all__ += ["capturing", "counters", "freeze", "lookup", "mark_ready", "resolve", "tuned"]
 
 _agent.start_by_environment()
+if os.environ.get("TLCACHE_RECORD"):
+    from tlcache.runtime import recorder as _recorder
+
+    _recorder.start(os.environ["TLCACHE_RECORD"])

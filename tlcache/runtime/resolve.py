@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from tlcache.warm.compiling import Built
 
 __all__ = ["Resolver", "capturing", "counters", "foreign", "freeze", "ledgers", "lookup"]
-__all__ += ["mark_ready", "resolve", "tuned"]
+__all__ += ["mark_ready", "on_new", "remembered", "resolve", "resolvers", "tuned"]
 
 _log = logging.getLogger(__name__)
 OnMiss = Literal["compile", "error"]
+on_new: list[Callable[[], None]] = []
+"""Called when a resolver has got a launcher for another spec."""
 
 
 class Resolver:
@@ -142,6 +144,10 @@ class Resolver:
         )
         return spec
 
+    def specs(self) -> list[KernelSpec]:
+        """The specs that it has launchers for."""
+        return list(self._memory)
+
     def _has_schedules(self) -> bool:
         if not self._schedules:
             self._schedules = os.path.isdir(os.path.join(self.root, "tlcache", "schedules"))
@@ -171,6 +177,8 @@ class Resolver:
 
     def _keep(self, launcher: Launcher) -> Launcher:
         self._memory[launcher.spec] = launcher
+        for tell in on_new:
+            tell()
         return launcher
 
     def _flight(self, spec: KernelSpec) -> threading.Lock:
@@ -342,6 +350,16 @@ def foreign(
     events.log.note(
         outcome, title, seconds=seconds, origin="foreign", workload=workload, reason=reason
     )
+
+
+def remembered(kernel: str) -> None:
+    """Count a kernel that TileLang had in memory for a program; see `foreign`."""
+    _current().ledger.remembered(kernel)
+
+
+def resolvers() -> list[Resolver]:
+    """The resolvers of this process, one to a cache root that was in force."""
+    return list(_resolvers.values())
 
 
 def tuned(operator: Operator, spec: KernelSpec) -> KernelSpec:

@@ -26,7 +26,7 @@ from tlcache.store.trust import Trust
 # as much.
 
 __all__ = ["Dynamic", "Launch", "Library", "Param", "Record", "contents", "decode", "encode"]
-__all__ += ["parse", "read", "sound_library", "used", "write"]
+__all__ += ["parse", "present", "read", "sound_library", "used", "write"]
 
 _log = logging.getLogger(__name__)
 
@@ -307,6 +307,19 @@ def decode(data: bytes, spec: KernelSpec | None = None) -> Record:
         return Record.from_json(contents(data), spec)
     except (ValueError, KeyError, TypeError, SpecError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def present(root: str | os.PathLike[str], record: Record, key: str | None = None) -> bool:
+    """Whether what a record points at is there and sound.
+
+    Args:
+        root: The cache root.
+        record: The record.
+        key: TileLang's key that the kernel has to have, where that is known.
+    """
+    if key is not None and os.path.basename(record.entry) != key:
+        return False
+    return sound_library(root, record) is not None
 
 
 def sound_library(

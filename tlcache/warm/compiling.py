@@ -6,30 +6,27 @@ hashed.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import importlib
-import inspect
-import json
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from tlcache import targets
 from tlcache.closure import factory_digest
 from tlcache.errors import CacheRootError, CompileError, FactoryError, TlcacheError
 from tlcache.fingerprint import versions
+from tlcache.runtime import ownership
 from tlcache.spec import KernelSpec
 from tlcache.store import closures, layout, locks, record
 from tlcache.store.record import Dynamic, Launch, Library, Param, Record
-from tlcache.targets import Target
-from tlcache.warm import toolchain
+from tlcache.warm import replaying, toolchain
 
 __all__ = ["Built", "build", "compiler_says"]
 
@@ -56,7 +53,14 @@ class Built:
     fault: CacheRootError | None = None
 
 
-def build(spec: KernelSpec, root: str | os.PathLike[str], *, keep: bool = True) -> Built:
+def build(
+    spec: KernelSpec,
+    root: str | os.PathLike[str],
+    *,
+    keep: bool = True,
+    key: str | None = None,
+    targeted: bool = False,
+) -> Built:
     """Compile one spec with TileLang, into the root that TILELANG_CACHE_DIR names, and write its
     record.
 
@@ -65,18 +69,21 @@ def build(spec: KernelSpec, root: str | os.PathLike[str], *, keep: bool = True) 
         root: The cache root. A record is written if it is the one that TileLang uses.
         keep: False compiles for this process alone, past TileLang's cache: TileLang itself cannot
             compile with a root that it cannot write.
+        key: TileLang's key for the kernel, where a recording tells it.
+        targeted: Whether TileLang's default target is the spec's already.
 
     Raises:
         ToolchainError: A compiler is missing.
-        FactoryError: The factory cannot be imported, or does not yield a kernel for this target.
+        FactoryError: The factory cannot be imported, or does not yield a kernel for this target, or
+            of that key.
         CompileError: TileLang, nvcc or the host compiler rejects the kernel.
     """
     if (fault := toolchain.missing(spec.target)) is not None:
         raise fault
     start = time.perf_counter()
     try:
-        with nullcontext() if keep else _uncached():
-            kernel = _kernel(spec)
+        with nullcontext() if keep else _uncached(), ownership.own():
+            kernel = replaying.kernel(spec, key, targeted=targeted)
     except TlcacheError:
         raise
     except Exception as error:
@@ -84,7 +91,7 @@ def build(spec: KernelSpec, root: str | os.PathLike[str], *, keep: bool = True) 
             raise full from error
         raise CompileError(f"{spec} does not compile: {_reason(error)}") from error
     seconds = time.perf_counter() - start
-    if (target := _target(kernel)) != spec.target:
+    if (target := targets.of_tvm(kernel.target.export())) != spec.target:
         raise FactoryError(
             f"{spec.kernel} was asked for {spec.target} and compiles for {target}",
             hint="let the factory take a `target`, or leave the target of its decorator unset",
@@ -92,6 +99,8 @@ def build(spec: KernelSpec, root: str | os.PathLike[str], *, keep: bool = True) 
     origin = "disk" if kernel.artifact is None else "compiled"
     if not keep:
         return Built(kernel, origin, seconds, None)
+    with ownership.own():
+        replaying.keep_drifted()
     try:
         toolchain.provenance()  # asks the compilers, the first time: not while others wait
         with locks.recording(root):
@@ -122,82 +131,6 @@ def _uncached() -> Iterator[None]:
 
 
 _switching = threading.Lock()
-
-
-def _kernel(spec: KernelSpec) -> Any:
-    """Call the factory, and what it returns, until there is a JITKernel."""
-    from tilelang.jit import JITImpl, JITKernel
-
-    module, _, name = spec.kernel.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise FactoryError(f"the factory {spec.kernel} cannot be imported: {error}") from error
-    if isinstance(factory, JITImpl):
-        return _adapted(factory, spec)(**spec.workload, **spec.schedule)
-    arguments = dict(spec.workload)
-    if _takes(factory, "target"):
-        arguments["target"] = spec.target.name
-    made = factory(**arguments)
-    if isinstance(made, JITImpl):
-        made = _adapted(made, spec)(**spec.schedule)
-    if not isinstance(made, JITKernel):
-        raise FactoryError(
-            f"the factory {spec.kernel} yields a {type(made).__name__}, "
-            "which is not a TileLang kernel",
-            hint="it should return what `@tilelang.jit` makes, or a compiled kernel",
-        )
-    return made
-
-
-def _adapted(impl: Any, spec: KernelSpec) -> Any:
-    """The JITImpl with the spec's own target, pass configs and flags where it does not set them
-    itself.
-    """
-    changes: dict[str, Any] = {}
-    if impl.target is None:
-        changes["target"] = spec.target.config
-    if spec.pass_configs:
-        changes["pass_configs"] = {**(impl.pass_configs or {}), **spec.pass_configs}
-    if spec.compile_flags:
-        flags = impl.compile_flags or []
-        changes["compile_flags"] = [
-            *([flags] if isinstance(flags, str) else flags),
-            *spec.compile_flags,
-        ]
-    if spec.execution_backend != spec.target.execution_backend:
-        changes["execution_backend"] = spec.execution_backend
-    return dataclasses.replace(impl, **changes) if changes else impl
-
-
-def _takes(factory: Callable[..., Any], name: str) -> bool:
-    try:
-        parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):
-        return False
-    return name in parameters
-
-
-def _target(kernel: Any) -> Target:
-    """The canonical target of a compiled kernel, leaving out what TVM adds to it."""
-    exported: Mapping[str, Any] = dict(kernel.target.export())
-    kind = str(
-        exported["kind"]["name"] if isinstance(exported["kind"], Mapping) else exported["kind"]
-    )
-    if kind == "c":
-        return Target("cpu")
-    if kind == "cuda" and "code" not in exported:
-        return Target(str(exported.get("arch")))
-    kept = {key: value for key, value in exported.items() if key in ("arch", "code")}
-    return Target(json.dumps({"kind": kind, **_plain(kept)}, sort_keys=True, separators=(",", ":")))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (int, float, bool)):
-        return value
-    return str(value) if isinstance(value, str) else [_plain(item) for item in value]
 
 
 def _record(

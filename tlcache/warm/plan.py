@@ -40,7 +40,7 @@ def make(wanted: Iterable[Wanted], root: Path) -> list[Item]:
     for one in wanted:
         item = Item(one, one.spec.action_key())
         found = record.read(root, item.action_key, spec=one.spec)
-        if found is not None and record.sound_library(root, found):
+        if found is not None and record.present(root, found, one.key):
             item.outcome = Outcome("present", saved_seconds=found.compile_seconds)
         items.append(item)
     return items

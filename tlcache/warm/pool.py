@@ -67,6 +67,7 @@ def run(
     root: str,
     *,
     jobs: int,
+    keys: Sequence[str | None] | None = None,
     timeout: float | None = None,
     fail_fast: bool = False,
     quiet: bool = True,
@@ -78,6 +79,7 @@ def run(
         specs: What to compile.
         root: The cache root; its skeleton exists.
         jobs: Workers at a time.
+        keys: For each spec, the key that TileLang is to have for it, where a recording tells it.
         timeout: Seconds for one kernel; then its worker and its compilers are killed.
         fail_fast: Stop at the first failure; the rest has no outcome.
         quiet: Throw away what TileLang and the compilers print.
@@ -96,7 +98,8 @@ def run(
                 if worker.task is None and waiting:
                     worker.task, worker.started = waiting.popleft(), time.monotonic()
                     on_start(worker.task)
-                    _send(worker, specs[worker.task])
+                    key = keys[worker.task] if keys is not None else None
+                    _send(worker, specs[worker.task], key)
             for worker in _ready(workers, timeout):
                 index, outcome = worker.task, _received(worker, timeout)
                 worker.task = None
@@ -147,9 +150,9 @@ def _serve(pipe: Any, root: str, scratch: str, quiet: bool) -> None:
     worker.serve(pipe, root, scratch, quiet)
 
 
-def _send(worker: _Worker, spec: KernelSpec) -> None:
+def _send(worker: _Worker, spec: KernelSpec, key: str | None) -> None:
     try:
-        worker.pipe.send(spec.to_json())
+        worker.pipe.send((spec.to_json(), key))
     except OSError:
         pass  # it died; its sentinel says so at the next wait
 

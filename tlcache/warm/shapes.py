@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -27,17 +28,20 @@ from pydantic import (
     StrictStr,
     Tag,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from tlcache import operators
+from tlcache import arguments, operators
 from tlcache.closure import factory_digest
 from tlcache.errors import FactoryError, ShapesError, SpecError, TargetError
+from tlcache.fingerprint import key_environment
 from tlcache.operators import Operator, WorkloadError
 from tlcache.spec import KernelSpec
 from tlcache.targets import Target, parse
 
-__all__ = ["FactoryWorkload", "OpWorkload", "Range", "Shapes", "Wanted"]
+__all__ = ["FactoryWorkload", "OpWorkload", "Range", "Shapes", "Unreplayable", "Wanted"]
 __all__ += ["expand", "json_schema", "load", "targets"]
 
 MOST = 100_000
@@ -83,8 +87,29 @@ class Range(_Model):
             value = value * self.times if self.times is not None else value + (self.step or 1)
 
 
+def _known(form: dict[str, Any]) -> dict[str, Any]:
+    if not arguments.is_form(form):
+        raise PydanticCustomError("form", "an object is a range, or one of TileLang's arguments")
+    return form
+
+
 Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
 Values = Scalar | Range | list[Scalar | Range]
+Form = Annotated[
+    dict[str, Any],
+    AfterValidator(_known),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": 'An argument that is no plain value, like {"$tuple": [1, 2]}.',
+            "propertyNames": {"enum": list(arguments.FORMS)},
+            "minProperties": 1,
+            "maxProperties": 1,
+        }
+    ),
+]
+Argument = Scalar | Form | None
+Arguments = Scalar | Range | Form | list[Scalar | Range | Form | None] | None
 
 
 class OpWorkload(_Model):
@@ -108,11 +133,13 @@ class FactoryWorkload(_Model):
     kernel: StrictStr = Field(
         description="Import path of the factory, like package.module:factory."
     )
-    args: dict[str, Values] = Field(
+    args: dict[str, Arguments] = Field(
         default_factory=dict, description="What the factory is called with."
     )
-    schedule: dict[str, Scalar] = Field(
-        default_factory=dict, description="What the JITImpl that it returns is called with."
+    schedule: dict[str, Argument] = Field(
+        default_factory=dict,
+        description="What the JITImpl that it returns is called with; for a prim_func, what "
+        "tilelang.compile is.",
     )
     pass_configs: dict[str, Scalar] = Field(
         default_factory=dict, description="TileLang pass configs on top of the factory's own."
@@ -120,6 +147,30 @@ class FactoryWorkload(_Model):
     compile_flags: list[StrictStr] = Field(
         default_factory=list, description="Compiler flags on top of the factory's own."
     )
+    tilelang_keys: dict[str, StrictStr] = Field(
+        default_factory=dict,
+        description="TileLang's keys for the kernel as it was recorded, by release, machine and "
+        "target; a warm for the same must come to the same key.",
+    )
+
+    @model_validator(mode="after")
+    def _one_kernel(self) -> FactoryWorkload:
+        if self.tilelang_keys and any(_length(values) != 1 for values in self.args.values()):
+            raise ValueError(
+                "tilelang_keys are those of one kernel, and these args ask for several"
+            )
+        return self
+
+
+class Unreplayable(BaseModel):
+    """A kernel that a recording met and that cannot be made again; it is told, and nothing else."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kernel: StrictStr = Field(description="What it is called.")
+    params: list[StrictStr] = Field(default_factory=list, description="Its parameters.")
+    reason: StrictStr = Field("", description="Why it cannot be made again.")
+    remedy: StrictStr | None = Field(None, description="What to do about that.")
 
 
 def _kind(value: Any) -> str:
@@ -150,6 +201,13 @@ class Shapes(_Model):
     workloads: list[Workload] = Field(
         description="What to have warm; each is expanded as a product."
     )
+    paths: list[StrictStr] = Field(
+        default_factory=list,
+        description="Directories that a recorded program imported its kernels from.",
+    )
+    unreplayable: list[Unreplayable] = Field(
+        default_factory=list, description="What a recording met and nothing can make again."
+    )
 
 
 def json_schema() -> dict[str, Any]:
@@ -166,11 +224,13 @@ class Wanted:
         spec: The kernel.
         where: The path in the document, like `workloads[0]`.
         op: The operator's name, or None for a factory's kernel.
+        key: The key that TileLang is to have for it, where a recording tells it.
     """
 
     spec: KernelSpec
     where: str
     op: str | None
+    key: str | None = None
 
 
 # --- reading ---
@@ -311,20 +371,20 @@ def expand(
     return list(found.values())
 
 
-def _fields(workload: OpWorkload | FactoryWorkload) -> Mapping[str, Values]:
+def _fields(workload: OpWorkload | FactoryWorkload) -> Mapping[str, Arguments]:
     if isinstance(workload, OpWorkload):
         return workload.model_extra or {}
     return workload.args
 
 
-def _length(values: Values) -> int:
+def _length(values: Arguments) -> int:
     items = values if isinstance(values, list) else [values]
     return sum(item.count() if isinstance(item, Range) else 1 for item in items)
 
 
-def _listed(values: Values) -> list[Scalar]:
+def _listed(values: Arguments) -> list[Argument]:
     items = values if isinstance(values, list) else [values]
-    flat: list[Scalar] = []
+    flat: list[Argument] = []
     for item in items:
         if isinstance(item, Range):
             flat.extend(item)
@@ -354,20 +414,20 @@ def _expanded(
             f"{path}: {where}.op: {error.message}", hint=error.hint or _HINT
         ) from error
     for combination in itertools.product(*map(_listed, fields.values())):
-        arguments = dict(zip(fields, combination, strict=True))
+        given = dict(zip(fields, combination, strict=True))
         try:
             if operator is not None and isinstance(workload, OpWorkload):
                 if workload.schedule == "default":
-                    spec = choose(operator, operator.spec(arguments, target))
+                    spec = choose(operator, operator.spec(given, target))
                 else:
-                    spec = operator.spec(arguments, target, dict(workload.schedule))
+                    spec = operator.spec(given, target, dict(workload.schedule))
                 yield Wanted(spec, where, operator.name)
             elif isinstance(workload, FactoryWorkload):
                 factory_digest(workload.kernel)  # there is such a factory
                 yield Wanted(
                     KernelSpec(
                         workload.kernel,
-                        arguments,
+                        given,
                         workload.schedule,
                         target,
                         pass_configs=workload.pass_configs,
@@ -375,6 +435,9 @@ def _expanded(
                     ),
                     where,
                     None,
+                    workload.tilelang_keys.get(key_environment(target.name))
+                    if workload.tilelang_keys
+                    else None,
                 )
         except WorkloadError as error:
             raise ShapesError(

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from tlcache.errors import CompileError, EnvironmentFault, TlcacheError
 from tlcache.spec import KernelSpec
 from tlcache.store import locks, record
-from tlcache.warm import compiling, toolchain
+from tlcache.warm import compiling, pretending, replaying, toolchain
 from tlcache.warm.outcome import Outcome
 
 __all__ = ["serve"]
@@ -30,6 +30,7 @@ tqdm.set_lock(threading.RLock())
 # Asked once, for all workers; and what is imported by now is shared by them, untouched by
 # collections.
 toolchain.provenance()
+replaying.watch()
 gc.collect()
 gc.freeze()
 
@@ -38,7 +39,8 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     """Compile what comes down the pipe until it closes.
 
     Args:
-        connection: Specs as JSON in, `Outcome`s back.
+        connection: Specs as JSON in, each with the key that TileLang is to have for it, or None;
+            `Outcome`s back.
         root: The cache root.
         scratch: A directory for what TileLang and the compilers leave behind; the parent removes
             it.
@@ -50,6 +52,7 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     os.environ["TILELANG_CACHE_DIR"] = root
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     os.environ["TILELANG_PRINT_ON_COMPILATION"] = "0"
+    os.environ.pop("TILELANG_DEFAULT_TARGET", None)  # each spec says its own
     log = None
     if quiet:
         path = os.path.join(scratch, f"{os.getpid()}.log")
@@ -61,27 +64,29 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     os.dup2(2, 1)
     while True:
         try:
-            data: dict[str, Any] = connection.recv()
+            data: dict[str, Any]
+            data, wanted = connection.recv()
         except (EOFError, OSError):
             return
         if log is not None:
             os.ftruncate(log, 0)
-        outcome = _outcome(KernelSpec.from_json(data), root, log)
+        outcome = _outcome(KernelSpec.from_json(data), wanted, root, log)
         try:
             connection.send(outcome)
         except OSError:
             return
 
 
-def _outcome(spec: KernelSpec, root: str, log: int | None) -> Outcome:
+def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -> Outcome:
     try:
         key = spec.action_key()
         with locks.compiling(root, key):
             found = record.read(root, key)
-            if found is not None and record.sound_library(root, found) is not None:
+            if found is not None and record.present(root, found, wanted):
                 # Another process compiled it since this one was asked to.
                 return Outcome("present", saved_seconds=found.compile_seconds)
-            built = compiling.build(spec, root)
+            with pretending.pretending(spec.target):
+                built = compiling.build(spec, root, key=wanted, targeted=True)
     except TlcacheError as error:
         message = error.message
         if isinstance(error, CompileError) and log is not None:

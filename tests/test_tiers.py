@@ -48,6 +48,8 @@ STORE = [
     "tlcache.store.archive.staging", "tlcache.store.archive.sending",
     "tlcache.store.archive.receiving",
     "tlcache.cli.export", "tlcache.cli.import_",
+    "tlcache.store.archive.shard", "tlcache.cli.share", "tlcache.warm.shards",
+    "tlcache.warm.schedulers", "tlcache.warm.costs",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder",

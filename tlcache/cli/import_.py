@@ -18,6 +18,7 @@ from tlcache.store.trust import set_umask
 
 if TYPE_CHECKING:
     from tlcache.store.archive.receiving import Imported
+    from tlcache.store.archive.shard import Lack
 
 __all__ = ["command"]
 
@@ -140,6 +141,15 @@ def _as_json(root: str, imported: Imported) -> dict[str, Any]:
         "present": {kind: published.there.get(kind, 0) for kind in _SPOKEN},
         "bytes": published.bytes,
         "left": [{"path": path, "reason": why} for path, why in sorted(published.left.items())],
+        "lacking": [
+            {
+                "deal": one.deal,
+                "shards": one.total,
+                "absent": list(one.absent),
+                "short": {str(number): short for number, short in one.short.items()},
+            }
+            for one in imported.lacking
+        ],
     }
 
 
@@ -160,6 +170,24 @@ def _print(root: str, imported: Imported) -> None:
         render.note(f"left: {render.count(number, 'thing')} {render.plain(why)}")
     if len(reasons) > _SHOWN:
         render.note(f"left: for {len(reasons) - _SHOWN} more reasons, by `--json`")
+    for lack in imported.lacking:
+        _print_lack(lack)
+
+
+def _print_lack(lack: Lack) -> None:
+    """Say what a gathering of shards lacks, which is no fault of what was gathered."""
+    deal = f"of {lack.total:,} (deal {lack.deal[:12]})"
+    if lack.absent:
+        some = ", ".join(map(str, lack.absent[:_SHOWN]))
+        more = f" and {len(lack.absent) - _SHOWN:,} more" if len(lack.absent) > _SHOWN else ""
+        render.note(
+            f"lacking: {'shard' if len(lack.absent) == 1 else 'shards'} {some}{more} {deal}"
+        )
+    for number, short in list(lack.short.items())[:_SHOWN]:
+        render.note(
+            f"lacking: {render.count(short, 'kernel')} of shard {number} {deal}: what fails to "
+            "compile there, or has no record, does not travel"
+        )
 
 
 def _told(counts: dict[str, int]) -> str:

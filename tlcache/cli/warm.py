@@ -17,8 +17,10 @@ import click
 
 from tlcache import targets as target_names
 from tlcache.cli import options, render
+from tlcache.cli import share as sharing
+from tlcache.cli.share import Published, Share
 from tlcache.cli.signals import Terminated, terminable
-from tlcache.errors import CacheRootError, TargetError
+from tlcache.errors import CacheRootError, TargetError, TlcacheError
 from tlcache.fingerprint import platform_name, tilelang_version
 from tlcache.store import layout, schedules
 from tlcache.store.trust import Trust, set_umask
@@ -57,6 +59,7 @@ def _print_schema(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Tuned schedules, as `tlcache tune -o` writes them; the cache root gets them, too.",
 )
 @options.cache_dir
+@sharing.options
 @click.option("--dry-run", is_flag=True, help="Show what would be compiled, and compile nothing.")
 @click.option("--check", is_flag=True, help="Exit with 1 if anything is missing; compile nothing.")
 @click.option(
@@ -84,6 +87,7 @@ def command(
     jobs: int | None,
     schedules_path: str | None,
     cache_dir: str | None,
+    share: Share,
     dry_run: bool,
     check: bool,
     keep_going: bool,
@@ -112,6 +116,7 @@ def command(
     root = layout.cache_root(cache_dir)
     if root.exists():
         Trust(root).check_root()
+    share.ready(root)
     chooser = schedules.Chooser(root, tuned)
     wanted = shapes.expand(document, path, chosen, chooser)
     for unfit in chooser.unfit:
@@ -119,7 +124,8 @@ def command(
             f"note: the tuned schedule of {unfit.spec.title} ({unfit.spec.schedule_text}) does not "
             "fit the kernel any more; it is left out"
         )
-    again = _command(path, spellings, schedules_path, cache_dir)
+    wanted, share = share.taken(wanted)
+    again = _command(path, spellings, schedules_path, cache_dir, share)
     items = plan.make(wanted, root)
     if check:
         for item in items:
@@ -129,7 +135,7 @@ def command(
     if check or dry_run:
         for item in todo:
             item.outcome = Outcome("missing" if check else "planned")
-        return _report(items, document, root, chosen, json_wanted, again)
+        return _report(items, document, root, chosen, json_wanted, again, share)
     layout.make_skeleton(root, tilelang_version(), platform_name())
     plan.without_toolchain(todo)
     todo = [item for item in todo if item.outcome is None]
@@ -139,7 +145,20 @@ def command(
         for item in items
         if item.outcome is not None and item.outcome.status in ("compiled", "present")
     )
-    code = _report(items, document, root, chosen, json_wanted, again)
+    published, fault = None, None
+    if not interrupted:
+        try:
+            with terminable():
+                published = share.published(root, items)
+        except KeyboardInterrupt:
+            interrupted = signal.SIGINT
+        except Terminated:
+            interrupted = signal.SIGTERM
+        except TlcacheError as error:
+            fault = error  # after what was compiled is told
+    code = _report(items, document, root, chosen, json_wanted, again, share, published)
+    if fault is not None:
+        raise fault
     return 128 + interrupted if interrupted else code
 
 
@@ -165,7 +184,11 @@ def _targets(document: shapes.Shapes, path: str, spellings: tuple[str, ...]) -> 
 
 
 def _command(
-    path: str, spellings: tuple[str, ...], schedules_path: str | None, cache_dir: str | None
+    path: str,
+    spellings: tuple[str, ...],
+    schedules_path: str | None,
+    cache_dir: str | None,
+    share: Share,
 ) -> str:
     """The command that compiles what is missing, as a shell takes it."""
     words = ["tlcache", "warm", "--shapes", path]
@@ -173,7 +196,9 @@ def _command(
         words += ["--target", spelling]
     if schedules_path is not None:
         words += ["--schedules", schedules_path]
-    return shlex.join([*words, *(["--cache-dir", cache_dir] if cache_dir is not None else [])])
+    if cache_dir is not None:
+        words += ["--cache-dir", cache_dir]
+    return shlex.join([*words, *share.words()])
 
 
 def _compile(
@@ -264,6 +289,8 @@ def _report(
     chosen: list[Target],
     json_wanted: bool,
     again: str,
+    share: Share,
+    published: Published | None = None,
 ) -> int:
     outcomes = [item.outcome or Outcome("missing") for item in items]
     counts = Counter(outcome.status for outcome in outcomes)
@@ -274,6 +301,8 @@ def _report(
             {
                 "root": str(root),
                 "targets": [target.name for target in chosen],
+                "shard": share.as_json(),
+                "published": published.as_json() if published is not None else None,
                 "kernels": [_kernel(item) for item in items],
                 "unreplayable": [one.model_dump() for one in document.unreplayable],
                 "summary": {
@@ -287,6 +316,8 @@ def _report(
     else:
         _print_unreplayable(document)
         _print_report(items, counts, saved, written, again)
+        if published is not None:
+            published.show()
     if any(outcome.fault for outcome in outcomes):
         return 3
     return 1 if counts["failed"] or counts["missing"] else 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tlcache.errors import MissError
 from tlcache.store import layout
+from tlcache.store.archive.shard import Part
 from tlcache.store.layout import EntryPlace
 
 if TYPE_CHECKING:
@@ -33,12 +34,14 @@ class Choice:
         places: TileLang's things, in the order of their paths.
         keys: The action keys of the records that may go along; None for all.
         asked: The specs that a shapes file named, for the index's coverage; None without one.
+        part: Which shard of a warm it is, for the coverage, too; None where it is none.
     """
 
     root: str
     places: tuple[EntryPlace, ...]
     keys: frozenset[str] | None = None
     asked: int | None = None
+    part: Part | None = None
 
 
 def everything(root: str) -> Choice:

@@ -21,12 +21,14 @@ from tlcache.store.archive import (
     publishing,
     reading,
     remote,
+    shard,
     signatures,
 )
 from tlcache.store.archive.compatible import Host
 from tlcache.store.archive.index import Index
 from tlcache.store.archive.publishing import Published
 from tlcache.store.archive.reading import Staged
+from tlcache.store.archive.shard import Lack
 from tlcache.store.trust import Trust
 
 __all__ = ["Imported", "Verification", "digest_of", "receive"]
@@ -55,6 +57,11 @@ class Imported:
 
     archives: tuple[Staged, ...]
     published: Published
+
+    @property
+    def lacking(self) -> list[Lack]:
+        """What the shards of warms that were gathered lack."""
+        return shard.lacking(one.index for one in self.archives)
 
 
 def digest_of(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tlcache.errors import TlcacheError, TransferError, UsageError
 
-__all__ = ["expand", "fetch", "is_url", "named", "send", "small"]
+__all__ = ["below", "expand", "fetch", "is_url", "known", "named", "send", "small"]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CHUNK = 8 * 1024 * 1024
@@ -35,6 +35,36 @@ def named(text: str) -> str:
     scheme, _, rest = text.partition("://")
     place, slash, path = rest.partition("?")[0].partition("/")
     return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}"
+
+
+def below(place: str, name: str) -> str:
+    """A file in a directory, or the URL of one below a URL.
+
+    Raises:
+        UsageError: The place is a file's name, or no place for files.
+    """
+    if is_url(place) and "?" in place:
+        raise UsageError(
+            f"{named(place)} has a query, so nothing can be put below it",
+            hint="name a place like s3://bucket/shards",
+        )
+    if place.endswith(".tar.zst") or not place:
+        raise UsageError(
+            f"{named(place)!r} is no place for several archives",
+            hint="name a directory, or a URL like s3://bucket/shards; the files name themselves",
+        )
+    place = place if is_url(place) else place.removeprefix("file://")
+    return f"{place.rstrip('/')}/{name}"
+
+
+def known(url: str) -> None:
+    """Check that somebody here speaks a URL's protocol; nothing is asked of its server.
+
+    Raises:
+        TransferError: A package is missing, or the file system refuses.
+        UsageError: The protocol is unknown.
+    """
+    _system(url)
 
 
 def expand(text: str) -> list[str]:

@@ -109,7 +109,11 @@ def _coverage(choice: Choice, versions: Counter[str], belonging: Belonging) -> d
         "targets": dict(sorted(targets.items())),
         "factories": dict(sorted(Counter(belonging.factories).items())),
     }
-    return told if choice.asked is None else {**told, "asked": choice.asked}
+    if choice.asked is not None:
+        told["asked"] = choice.asked
+    if choice.part is not None:
+        told["shard"] = choice.part._asdict()
+    return told
 
 
 def _builder() -> dict[str, Any]:

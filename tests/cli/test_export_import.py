@@ -1,40 +1,13 @@
-"""`tlcache export` and `import` on kernels that were really compiled: gathered shards are one warm,
-and what each of the two says.
+"""`tlcache export` and `import` on kernels that were really compiled: what travels, and what each
+of the two says.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-from tlcache.store import layout, record
-
-TLCACHE = [sys.executable, "-c", "from tlcache.cli import main; main()"]
-ROWS = [1, 2, 3, 4]
-
-
-def document(rows: list[int]) -> str:
-    workload = {"op": "rms_norm", "M": rows, "N": 64, "eps": 1e-6, "dtype": "float32"}
-    return json.dumps({"version": 1, "targets": ["cpu"], "workloads": [workload]})
-
-
-@pytest.fixture(scope="module")
-def warmed(tmp_path_factory) -> Path:
-    """Three roots: `whole` has all kernels, `one` and `two` half of them each."""
-    place = tmp_path_factory.mktemp("warmed")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
-    for name, rows in (("whole", ROWS), ("one", ROWS[:2]), ("two", ROWS[2:])):
-        shapes = place / f"{name}.json"
-        shapes.write_text(document(rows))
-        command = [*TLCACHE, "warm", "--shapes", shapes, "--cache-dir", place / name]
-        subprocess.run(command, cwd=place, env=kept, check=True, capture_output=True)
-    return place
 
 
 @pytest.fixture
@@ -49,46 +22,10 @@ def archives(warmed, tlcache, tmp_path) -> list[Path]:
     return made
 
 
-RESOLVE = """
-import json, sys
-from tlcache import runtime
-from tlcache.spec import KernelSpec
-
-for spec in json.loads(sys.argv[1]):
-    runtime.resolve(KernelSpec.from_json(spec))
-counted = runtime.counters()
-print(json.dumps({name: getattr(counted, name) for name in ("restored", "disk", "compiled")}))
-"""
-
-
-def specs_of(root: Path) -> str:
-    found = [record.read(root, path.stem) for path in layout.records(root)]
-    return json.dumps([one.spec.to_json() for one in found])
-
-
-def test_two_shards_gathered_are_one_unsharded_warm(archives, warmed, tlcache, python, cache_root):
-    done = tlcache("import", archives[1], archives[2])
-    assert done.code == 0, done.err
-    assert "imported 4 kernels, 4 records" in done.out
-    keys = [path.stem for path in layout.records(cache_root)]
-    assert keys == [path.stem for path in layout.records(warmed / "whole")]
-    names = [place.key for place in layout.entries(cache_root)]
-    assert names == [place.key for place in layout.entries(warmed / "whole")]
-    assert tlcache("verify").code == 0
-    resolved = python(RESOLVE, specs_of(cache_root))
-    assert resolved.code == 0, resolved.err
-    assert resolved.json == {"restored": 4, "disk": 0, "compiled": 0}
-    shapes = warmed / "whole.json"
-    assert tlcache("warm", "--shapes", shapes, "--check").code == 0
-
-
-def test_tilelang_itself_hits_what_was_imported(archives, warmed, tlcache, python, cache_root):
+def test_tilelang_itself_hits_what_was_imported(archives, warmed, tlcache, resolved, cache_root):
     assert tlcache("import", archives[0]).code == 0
-    specs = specs_of(cache_root)
     shutil.rmtree(cache_root / "tlcache" / "records")
-    resolved = python(RESOLVE, specs)
-    assert resolved.code == 0, resolved.err
-    assert resolved.json == {"restored": 0, "disk": 4, "compiled": 0}
+    assert resolved(warmed / "whole") == {"restored": 0, "disk": 4, "compiled": 0}
 
 
 def test_closures_come_along(archives, warmed, tlcache, cache_root):
@@ -102,7 +39,7 @@ def test_a_shapes_file_takes_its_kernels_and_says_which_are_missing(
     warmed, tlcache, tmp_path, cache_root
 ):
     path = tmp_path / "some.tar.zst"
-    some = ("--shapes", warmed / "one.json", "--cache-dir", warmed / "whole")
+    some = ("--shapes", warmed / "some.json", "--cache-dir", warmed / "whole")
     done = tlcache("export", "-o", path, *some, "--json")
     assert done.code == 0, done.err
     assert (done.json["kernels"], done.json["records"]) == (2, 2)

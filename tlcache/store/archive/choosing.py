@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tlcache.errors import MissError
 from tlcache.store import layout
+from tlcache.store.archive import packing
 from tlcache.store.archive.shard import Part
 from tlcache.store.layout import EntryPlace
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "by_filter", "by_keys", "everything"]
 
 _KINDS = ("kernel", "autotuner", "cuda-binary")
+_SOURCE = "device_kernel.cu"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def by_filter(root: str, wanted: Filter) -> Choice:
 
 
 def by_keys(root: str, keys: Collection[str], wanted: Filter | None = None) -> Choice:
-    """The kernels of some records, with their cuda-binaries.
+    """The kernels of some records, with their cuda-binaries; and the same kernels under other keys
+    of TileLang's, which have no records, as a warm leaves them for programs without hooks.
 
     Args:
         root: The cache root.
@@ -78,6 +81,12 @@ def by_keys(root: str, keys: Collection[str], wanted: Filter | None = None) -> C
         entries.add(os.path.join(root, os.path.normpath(filed.entry)))
     found = _scanned(root)
     some = [one for one in found if one.place.location in entries]
+    same = {code for one in some if (code := _code(one)) is not None}
+    some += [
+        one
+        for one in found
+        if one.place.kind == "kernel" and one.record is None and _code(one) in same
+    ]
     places = _joined(list(wanted.select(some)) if wanted else some, found)
     return Choice(root, places, frozenset(keys), len(keys))
 
@@ -86,6 +95,17 @@ def _scanned(root: str) -> list[Entry]:
     from tlcache.store import scan
 
     return [one for one in scan.scan(root) if layout.root_of(root, one.place) == root]
+
+
+def _code(one: Entry) -> tuple[str | None, str | None, str | bytes] | None:
+    """What a kernel is by its device code, else by its source; None where it tells neither."""
+    told: str | bytes | None = one.payload
+    if told is None:
+        try:
+            told = packing.read(os.path.join(one.place.location, _SOURCE))
+        except OSError:
+            return None
+    return one.place.tilelang, one.place.platform, told
 
 
 def _joined(some: list[Entry], found: list[Entry]) -> tuple[EntryPlace, ...]:

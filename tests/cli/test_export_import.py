@@ -4,7 +4,11 @@ of the two says.
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -133,3 +137,27 @@ def test_neither_command_brings_torch_or_tilelang(archives, warmed, python, cach
     done = python(source, "export", "-o", str(tmp_path / "x.tar.zst"), "--cache-dir", place)
     assert done.out.splitlines()[-1] == ""
     assert python(source, "import", str(archives[0])).out.splitlines()[-1] == ""
+
+
+def test_an_export_that_is_stopped_leaves_nothing_behind(warmed, tmp_path):
+    signer = tmp_path / "bin" / "ssh-keygen"
+    signer.parent.mkdir()
+    signer.write_text("#!/bin/sh\necho $$ > started\nexec sleep 600\n")
+    signer.chmod(0o755)
+    (tmp_path / "key").touch()
+    out = tmp_path / "out"
+    out.mkdir()
+    program = [sys.executable, "-c", "from tlcache.cli import main; main()", "export"]
+    some = ["--cache-dir", warmed / "one", "-o", "out/x.tar.zst", "--sign", "key"]
+    env = {**os.environ, "PATH": f"{signer.parent}{os.pathsep}{os.environ['PATH']}"}
+    process = subprocess.Popen(
+        [*program, *some], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "started").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    assert len(list(out.iterdir())) == 2  # what is to become the archive, and its signature
+    process.terminate()
+    assert "stopped; no archive was written" in process.communicate(timeout=60)[1]
+    assert process.returncode == 143
+    assert list(out.iterdir()) == []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tlcache.cli import options, render
+from tlcache.cli.signals import Terminated, terminable
 from tlcache.errors import CacheRootError, MissError, UsageError
 from tlcache.store import layout
 
@@ -46,10 +47,10 @@ def command(
     key: str | None,
     json_wanted: bool,
 ) -> int:
-    """Write kernels of a cache, with their records, into one archive.
+    """Write kernels of a cache into one archive, to a file or URL.
 
-    Without filters it is all kernels. The same kernels give the same bytes. What is damaged is left
-    out, and said. `tlcache import` takes it in.
+    Their records go along. Without filters it is all kernels. The same kernels give the same bytes.
+    What is damaged is left out, and said. `tlcache import` takes it in.
     """
     from tlcache.store.archive import sending
 
@@ -64,7 +65,12 @@ def command(
             f"no kernel in {root} is meant, so there is nothing to export",
             hint="`tlcache ls` lists them, and takes the same filters",
         )
-    written = sending.send(choice, output, key=key, progress=_progress(len(choice.places)))
+    try:
+        with terminable():
+            written = sending.send(choice, output, key=key, progress=_progress(len(choice.places)))
+    except (Terminated, KeyboardInterrupt) as stopped:
+        render.note("stopped; no archive was written")
+        return 143 if isinstance(stopped, Terminated) else 130
     if json_wanted:
         render.emit_json(_as_json(root, output, written, key))
         return 0

@@ -69,9 +69,9 @@ def command(
     targets: tuple[str, ...],
     json_wanted: bool,
 ) -> int:
-    """Take the kernels of archives into a cache root.
+    """Check archives, and take their kernels into a cache root.
 
-    All archives are checked before anything lands. What is in the root already stays. A pattern,
+    All of them are checked before anything lands. What is in the root already stays. A pattern,
     like 's3://bucket/*.tar.zst', means several. To run it again after it was killed goes on.
     """
     from tlcache.store.archive import compatible as judging

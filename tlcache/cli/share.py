@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tlcache.warm.plan import Item
     from tlcache.warm.shapes import Wanted
 
-__all__ = ["Share", "options"]
+__all__ = ["Published", "Share", "options"]
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,21 @@ class Share:
         from tlcache.store.archive.shard import Part
         from tlcache.warm import costs
 
-        specs = {one.spec.action_key(): one.spec for one in wanted}
+        keys = [one.spec.action_key() for one in wanted]
+        specs = {key: one.spec for key, one in zip(keys, wanted, strict=True)}
         seconds = costs.of(self.balance).seconds(specs) if self.balance is not None else {}
         shard = self.shard or Shard(1, 1)
         deal = shards.deal(specs, shard.total, seconds)
         own = {key for key, number in deal.shard_of.items() if number == shard.number}
         if self.shard is not None:
-            told = f"shard {shard.number} of {shard.total}: {len(own):,} of " + render.count(
-                len(specs), "kernel"
-            )
+            all_kernels = render.count(len(specs), "kernel")
+            told = f"shard {shard.number} of {shard.total}: {len(own):,} of {all_kernels}"
             if seconds:
-                mine, all_ = deal.seconds[shard.number - 1], sum(deal.seconds)
-                told += f", {render.duration(mine)} of {render.duration(all_)} of compiling"
+                mine, whole = deal.seconds[shard.number - 1], sum(deal.seconds)
+                told += f", {render.duration(mine)} of {render.duration(whole)} of compiling"
             render.note(told)
         part = Part(shard.number, shard.total, deal.name, len(own))
-        kept = [one for one in wanted if one.spec.action_key() in own]
+        kept = [one for key, one in zip(keys, wanted, strict=True) if key in own]
         return kept, replace(self, part=part)
 
     def published(self, root: Path, items: Sequence[Item]) -> Published | None:

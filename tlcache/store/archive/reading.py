@@ -8,6 +8,7 @@ more it is than the archive.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
@@ -89,8 +90,10 @@ def unpack(
         index = reading.index()
         vet(index)
         staged = Staged(url, directory, index, "", 0)
+        lies = functools.lru_cache(maxsize=None)(os.path.isdir)
         for location in index.things:
-            if os.path.lexists(os.path.join(root, location)):
+            path = os.path.join(root, location)
+            if lies(os.path.dirname(path)) and os.path.lexists(path):
                 staged.present.add(location)
         with Writing(directory) as writing:
             _Unpacking(staged, root, reading, writing, progress).run()

@@ -18,7 +18,7 @@ from types import TracebackType
 __all__ = ["Writing", "staged_path"]
 
 _THREADS = 4
-_MOST_WAITING = 64
+_MOST_WAITING = 32 * 1024 * 1024
 _OWN = "tlcache/"
 
 
@@ -41,7 +41,8 @@ class Writing:
         self._directory = directory
         self._made = {directory}
         self._pool = ThreadPoolExecutor(_THREADS)
-        self._waiting: deque[Future[None]] = deque()
+        self._waiting: deque[tuple[Future[None], int]] = deque()
+        self._bytes = 0
 
     def __enter__(self) -> Writing:
         return self
@@ -54,8 +55,8 @@ class Writing:
     ) -> None:
         self._pool.shutdown(cancel_futures=error is not None)
         if error is None:
-            for one in self._waiting:
-                one.result()
+            for done, _ in self._waiting:
+                done.result()
 
     def add(self, files: Mapping[str, bytes]) -> None:
         """Write files, each new.
@@ -69,9 +70,13 @@ class Writing:
         paths = {staged_path(self._directory, path): data for path, data in files.items()}
         for path in paths:
             self._make(os.path.dirname(path))
-        self._waiting.append(self._pool.submit(_write, paths))
-        while len(self._waiting) > _MOST_WAITING or (self._waiting and self._waiting[0].done()):
-            self._waiting.popleft().result()
+        size = sum(map(len, files.values()))
+        self._waiting.append((self._pool.submit(_write, paths), size))
+        self._bytes += size
+        while self._waiting and (self._bytes > _MOST_WAITING or self._waiting[0][0].done()):
+            done, size = self._waiting.popleft()
+            self._bytes -= size
+            done.result()
 
     def _make(self, path: str) -> None:
         """Make a directory, each but once: `os.makedirs` looks every time."""

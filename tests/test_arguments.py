@@ -55,7 +55,7 @@ def test_what_json_is_made_of_comes_back_with_its_types(value):
         torch.float8_e4m3fn, torch.device("cuda:1"), torch.device("cpu"), frozenset({1, 2}),
         tvm_ffi.dtype("float16"), (torch.float16, [Config(1), {"a": Point(1, None)}]),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )  # fmt: skip
 def test_what_has_a_name_comes_back_equal(value, monkeypatch):
     assert back(value) == value

@@ -54,6 +54,7 @@ STATS = {
          "origin": "foreign", "spec": None, "workload": {"kernel": "my:attn", "args": {"M": 96}},
          "reason": None},
     ],
+    "incidents_total": 1,
 }  # fmt: skip
 
 
@@ -130,6 +131,15 @@ def test_whatever_agents_say_can_be_shown(found, width):
     for group in groups:
         for advice in advise(group.readings):
             assert advice.pids and advice.what and advice.remedy
+
+
+def test_incidents_that_are_not_listed_are_told_of():
+    document = {**STATS, "incidents": STATS["incidents"] * 20, "incidents_total": 37}
+    one = readings.read(document, 7)
+    assert one.unseen == 17
+    view = since_ready(readings.grouped([one]), [])
+    assert "pid 7: the newest 20 of 37 are shown" in "\n".join(view.lines(200))
+    assert readings.read(STATS, 7).unseen == 0
 
 
 # --- together ---

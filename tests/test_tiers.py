@@ -17,7 +17,8 @@ STORE = [
     "tlcache.store.record", "tlcache.store.trust", "tlcache.store.locks",
     "tlcache.store.closures", "tlcache.store.files", "tlcache.cli",
     "tlcache.cli.ls", "tlcache.cli.inspect", "tlcache.cli.signals", "tlcache.cli.warm",
-    "tlcache.warm.shapes", "tlcache.warm.plan", "tlcache.warm.pool", "tlcache.warm.toolchain",
+    "tlcache.warm.shapes", "tlcache.warm.plan", "tlcache.warm.pool", "tlcache.warm.comparing",
+    "tlcache.warm.toolchain",
     "ops", "ops.catalog", "ops.triton",
     "tlcache.store.scan", "tlcache.store.scan_cache", "tlcache.store.binary", "tlcache.store.elf",
     "tlcache.store.device_code", "tlcache.store.params", "tlcache.store.pickled",
@@ -31,6 +32,9 @@ STORE = [
     "tlcache.store.own_files", "tlcache.store.exposure", "tlcache.store.trash",
     "tlcache.cli.verify",
     "tlcache.store.prune", "tlcache.store.removal", "tlcache.store.candidates",
+    "tlcache.config", "tlcache.settings", "tlcache.cli.config", "tlcache.units",
+    "tlcache.units.rendering", "tlcache.units.files", "tlcache.units.manager",
+    "tlcache.cli.daemon", "tlcache.cli.daemon_units", "tlcache.cli.daemon_status",
     "tlcache.store.mapped", "tlcache.store.mounts", "tlcache.store.evictions", "tlcache.cli.prune",
     "tlcache.arguments", "tlcache.recorded", "tlcache.bootstrap", "tlcache.bootstrap.sitecustomize",
     "tlcache.cli.run", "tlcache.cli.record",
@@ -50,15 +54,27 @@ STORE = [
     "tlcache.cli.export", "tlcache.cli.import_",
     "tlcache.store.archive.shard", "tlcache.cli.share", "tlcache.warm.shards",
     "tlcache.warm.schedulers", "tlcache.warm.costs",
+    "tlcache.daemon", "tlcache.daemon.bounds", "tlcache.daemon.broadcast", "tlcache.daemon.follow",
+    "tlcache.daemon.history", "tlcache.daemon.index", "tlcache.daemon.inotify",
+    "tlcache.daemon.life", "tlcache.daemon.listening", "tlcache.daemon.notify",
+    "tlcache.daemon.root", "tlcache.daemon.service", "tlcache.daemon.single",
+    "tlcache.daemon.tally", "tlcache.daemon.watch", "tlcache.cli.daemon", "tlcache.cli.daemon_run",
+    "tlcache.store.described", "tlcache.daemon.api", "tlcache.daemon.cached",
+    "tlcache.daemon.changing", "tlcache.daemon.children", "tlcache.daemon.guard",
+    "tlcache.daemon.jobs", "tlcache.daemon.listing", "tlcache.daemon.metrics",
+    "tlcache.daemon.openapi", "tlcache.daemon.peers", "tlcache.daemon.reading",
+    "tlcache.daemon.routes", "tlcache.daemon.schemas", "tlcache.daemon.served",
+    "tlcache.daemon.server", "tlcache.daemon.serving", "tlcache.daemon.stream",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder",
+    "tlcache.runtime.garbage",
     "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
     "ops.boundary", "ops.inputs", "ops.jit_cache", "ops.triton.rms_norm", "ops.kernels",
 ]  # fmt: skip
 COMPILE = [
     "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring",
-    "tlcache.warm.replaying", "tlcache.warm.pretending",
+    "tlcache.warm.replaying", "tlcache.warm.pretending", "tlcache.warm.preloaded",
 ]  # fmt: skip
 
 
@@ -75,6 +91,18 @@ def _brought(python, module: str) -> set[str]:
 @pytest.mark.parametrize("module", STORE)
 def test_the_store_tier_brings_neither_torch_nor_tilelang(python, module):
     assert _brought(python, module) == set()
+
+
+def test_what_the_daemon_needs_is_brought_by_no_other_command(python):
+    commands = [path.stem for path in ROOT.glob("tlcache/cli/[a-z]*.py")]
+    done = python(
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]: importlib.import_module(f'tlcache.cli.{name}')\n"
+        "print(*{'aiohttp', 'prometheus_client', 'watchdog'} & set(sys.modules))",
+        *commands,
+    )
+    assert done.code == 0, done.err
+    assert done.out.split() == []
 
 
 def test_no_module_of_the_runtime_tier_brings_tilelang(python):

@@ -100,6 +100,14 @@ def set_root(override: str | None) -> Finding:
         if named != override:
             told += f"; TileLang itself uses {named or layout.default_root()}"
         return Finding("ok", "cache root", told + ")")
+    if named is None and layout.configured_root() is not None:
+        return Finding(
+            "warn",
+            "cache root",
+            f"{root} (of tlcache.toml); a program that uses TileLang without tlcache compiles into "
+            "~/.tilelang/cache, since TILELANG_CACHE_DIR is not set",
+            f"`export TILELANG_CACHE_DIR={shlex.quote(str(root))}` for such a program",
+        )
     if named is None:
         return Finding("ok", "cache root", f"{root} (default; TILELANG_CACHE_DIR is not set)")
     if not named:

@@ -6,6 +6,7 @@
         SpecError                2   a kernel spec is malformed
         ShapesError              2   shapes.json is missing, not JSON, or says something impossible
         ModelConfigError         2   a model's config.json is missing, or not one that is known here
+        ConfigError              2   tlcache.toml or a variable sets what there is not, or wrongly
         FactoryError             2   a kernel's factory cannot be found or does not yield a kernel
         GradientError            2   a gradient was asked for through an operator that has none
       EnvironmentFault           3   this machine cannot do it
@@ -16,6 +17,8 @@
         AgentError               3   an agent cannot listen, or its directory is not the user's
         alone
         TransferError            3   an archive cannot be fetched from where it is, or sent there
+        DaemonError              3   the daemon cannot run here: another one does, or a socket
+        cannot be had
       KernelError                1   this kernel is not to be had
         CompileError             1   it does not compile
         MissError                1   it is not in the cache, and compiling was ruled out
@@ -35,6 +38,8 @@ __all__ = [
     "CacheRootError",
     "CaptureError",
     "CompileError",
+    "ConfigError",
+    "DaemonError",
     "EnvironmentFault",
     "FactoryError",
     "GradientError",
@@ -101,6 +106,10 @@ class ModelConfigError(UsageError):
     """A model's config.json is missing, of no known family, or says something impossible."""
 
 
+class ConfigError(UsageError):
+    """A tlcache.toml, an environment variable or an option sets what there is not, or wrongly."""
+
+
 class FactoryError(UsageError):
     """A kernel's factory cannot be found, or does not yield a TileLang kernel."""
 
@@ -141,6 +150,10 @@ class TransferError(EnvironmentFault):
     """An archive cannot be fetched from where it is, or sent there: a server, the network, or a
     package that speaks its protocol.
     """
+
+
+class DaemonError(EnvironmentFault):
+    """The daemon cannot run here: another one watches the root, or its socket cannot be had."""
 
 
 class KernelError(TlcacheError):

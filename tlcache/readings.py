@@ -75,6 +75,7 @@ class Kernel:
     disk: int = 0
     compiled: int = 0
     failed: int = 0
+    after_ready: int = 0
     compile_seconds: float = 0.0
 
 
@@ -144,6 +145,14 @@ class Reading:
     compiles: Latency = field(default_factory=Latency)
     tilelang: tuple[InProcess, ...] = ()
     incidents: tuple[Incident, ...] = ()
+    incidents_total: int = 0
+
+    @property
+    def unseen(self) -> int:
+        """Incidents that there were besides those that it tells: it tells the newest only."""
+        compiled = sum(1 for one in self.incidents if one.after_ready and one.kind != "failed")
+        listed = self.incidents_total - len(self.incidents)
+        return max(0, listed, self.compile.after_ready - compiled)
 
     @property
     def hits(self) -> int:
@@ -170,6 +179,7 @@ def read(document: Mapping[str, Any], pid: int) -> Reading:
         _fitted(Latency, compiling.get("compile_latency")),
         _rows(InProcess, layers.get("tilelang")),
         incidents(document.get("incidents")),
+        _fit(document.get("incidents_total"), 0, "int"),
     )
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from tlcache.errors import ShapesError
 
-__all__ = ["Document", "empty", "identity", "is_document", "merged", "read", "update"]
+__all__ = ["KEYS", "Document", "asked", "empty", "identity", "is_document", "merged", "read"]
+__all__ += ["sort_out", "update"]
 
 Document = dict[str, Any]
 """A shapes document as JSON values."""
@@ -28,6 +29,7 @@ for.
 """
 
 _LISTS = ("workloads", "unreplayable")
+_WHY = ("reason", "remedy")
 
 
 def empty() -> Document:
@@ -124,6 +126,47 @@ def update(path: Path, new: Document) -> Document:
         if after != before:
             write_atomically(str(path), (json.dumps(after, indent=1) + "\n").encode())
     return after
+
+
+def sort_out(path: Path, verdicts: Mapping[str, Mapping[str, Any]]) -> Document:
+    """Put the workloads of a file where they belong, by what came of their replays; and return what
+    it then holds.
+
+    Args:
+        path: The file.
+        verdicts: By the identity of a workload, `reason` and `remedy` where it cannot be replayed,
+            and nothing where it can.
+
+    Raises:
+        ShapesError: The file is no shapes document.
+        OSError: It cannot be written.
+    """
+    from tlcache.store.files import write_atomically
+
+    path = Path(os.path.realpath(path))
+    with _locked(path):
+        before = read(path) or empty()
+        lists: dict[str, list[dict[str, Any]]] = {name: [] for name in _LISTS}
+        for name in _LISTS:
+            for entry in before.get(name, ()):
+                workload = asked(entry) if KEYS in entry else entry
+                verdict = verdicts.get(identity(workload))
+                if verdict is None:
+                    lists[name].append(entry)
+                elif verdict:
+                    lists["unreplayable"].append({**workload, **verdict})
+                else:
+                    lists["workloads"].append(workload)
+        after = merged({**before, **dict.fromkeys(_LISTS, ())}, lists)
+        after = {name: value for name, value in after.items() if value or name != "unreplayable"}
+        if after != before:
+            write_atomically(str(path), (json.dumps(after, indent=1) + "\n").encode())
+    return after
+
+
+def asked(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The workload that an entry asks for, or would if it could be replayed."""
+    return {name: value for name, value in entry.items() if name not in _WHY}
 
 
 @contextmanager

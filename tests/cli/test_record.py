@@ -101,3 +101,85 @@ def test_json_needs_a_file(tlcache):
     ran = tlcache("record", "--json")
     assert ran.code == 2
     assert "without -o that is on standard output already" in ran.err
+
+
+# --- check ---
+
+
+@pytest.fixture
+def recording(tlcache, tmp_path, monkeypatch):
+    """A recording of two kernels of a module of the test's own, and that module's file."""
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "import tilelang, tilelang.language as T\n"
+        "FACTOR = 2\n"
+        "@tilelang.jit(out_idx=[-1])\n"
+        "def plain(N):\n" + COPY.format(value="A[i]") + "@tilelang.jit(out_idx=[-1])\n"
+        "def scaled(N):\n" + COPY.format(value="A[i] * FACTOR")
+    )
+    monkeypatch.setenv("TILELANG_DEFAULT_TARGET", "c")
+    monkeypatch.setenv("TLCACHE_RUNTIME_DIR", str(tmp_path / "run"))
+    path = tmp_path / "shapes.json"
+    program = [sys.executable, "-c", "import mine; mine.plain(4); mine.scaled(4)"]
+    ran = tlcache("run", "--record", path, "--", *program)
+    assert ran.code == 0, ran.err
+    return path, source
+
+
+COPY = """    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(N):
+                B[i] = {value}
+    return main
+"""
+
+
+def names(path, which="workloads"):
+    return [one["kernel"] for one in json.loads(path.read_text()).get(which, [])]
+
+
+def test_a_recording_is_checked_by_its_keys_and_nothing_is_compiled(recording, tlcache, cache_root):
+    path, source = recording
+    before, entries = path.read_text(), sorted(cache_root.rglob("*"))
+    ran = tlcache("record", "--check", path)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "2 recorded kernels  2 with the same key  0 not to be replayed\n"
+    assert path.read_text() == before
+    assert sorted(cache_root.rglob("*")) == entries
+
+    # One kernel becomes another, and is listed as such; and is what it was again.
+    text = source.read_text()
+    source.write_text(text.replace("FACTOR = 2", "FACTOR = 3"))
+    ran = tlcache("record", "--check", path)
+    assert ran.code == 1
+    assert ran.out == "2 recorded kernels  1 with the same key  1 not to be replayed\n"
+    assert "not to be warmed: mine:scaled: its replay makes another kernel than the" in ran.err
+    assert (names(path), names(path, "unreplayable")) == (["mine:plain"], ["mine:scaled"])
+    warmed = tlcache("warm", "--shapes", path, "--target", "cpu", "--check")
+    assert "not to be warmed: mine:scaled" in warmed.err
+    source.write_text(text)
+    told = tlcache("record", "--check", path, "--json").json
+    assert (told["checked"], told["same"], told["unreplayable"]) == (2, 2, [])
+    assert json.loads(path.read_text()) == json.loads(before)
+
+
+def test_a_recorded_kernel_whose_factory_is_gone_or_fails_is_listed_with_the_reason(
+    recording, tlcache
+):
+    path, source = recording
+    text = source.read_text().replace("def plain(N):", "def plainer(N):")
+    source.write_text(text.replace("def scaled(N):\n", "def scaled(N):\n    N = N / 0\n"))
+    ran = tlcache("record", "--check", path, "--json")
+    assert ran.code == 1
+    assert names(path) == []
+    reasons = {one["kernel"]: one["reason"] for one in ran.json["unreplayable"]}
+    assert "plain" in reasons["mine:plain"]
+    assert "ZeroDivisionError" in reasons["mine:scaled"]
+
+
+def test_check_is_about_a_file_and_not_about_processes(tlcache):
+    ran = tlcache("record", "--check", "shapes.json", "--pid", 7)
+    assert ran.code == 2
+    assert "hint: `tlcache record --check shapes.json`" in ran.err
+    assert "cannot be read" in tlcache("record", "--check", "shapes.json").err

@@ -526,3 +526,16 @@ def test_a_warm_whose_kernels_tilelang_would_not_keep_is_refused(warm, tmp_path,
     assert ran.err.startswith("error: TILELANG_DISABLE_CACHE is set")
     assert "hint: `unset TILELANG_DISABLE_CACHE`" in ran.err
     assert not root.exists()
+
+
+def test_steps_are_told_to_a_program_as_lines_of_json(tlcache, shapes):
+    path = shapes({"op": "rms_norm", "M": [1, 2], "N": 64, "dtype": "float32"}, targets=["cpu"])
+    done = tlcache("warm", "--shapes", path, "--json", "--steps")
+    steps = [json.loads(line) for line in done.err.splitlines()]
+    assert steps[0] == {"step": "planned", "counts": {"total": 2}}
+    keys = {one["action_key"] for one in done.json["kernels"]}
+    for kind in ("started", "ended"):
+        assert {one["action_key"] for one in steps if one["step"] == kind} == keys
+    assert {one["status"] for one in steps if one["step"] == "ended"} == {"compiled"}
+    again = tlcache("warm", "--shapes", path, "--json", "--steps")
+    assert json.loads(again.err) == {"step": "planned", "counts": {"total": 2, "present": 2}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tlcache.errors import ModelConfigError, TlcacheError
@@ -375,6 +375,7 @@ FIELDS = sorted(set(DEEPSEEK_V3) | set(QWEN_1_5_MOE) | {"partial_rotary_factor",
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@example(base=LLAMA_3_8B, changes={"partial_rotary_factor": 2**-8}, ranks=1)
 @given(
     base=st.sampled_from([fields for fields, _ in EXPECTED.values()]),
     changes=st.dictionaries(st.sampled_from(FIELDS), SCALARS, max_size=4),

@@ -226,6 +226,110 @@ report(said=said)
     assert all("add N=4" in said for said in report["said"])
 
 
+TUNED = """
+import tilelang, tilelang.language as T
+@tilelang.jit(out_idx=[-1])
+def copying(N, unroll=None):
+    M = N + 0 * unroll
+    @T.prim_func
+    def main(A: T.Tensor((M,), "float32"), B: T.Tensor((M,), "float32")):
+        with T.Kernel(1):
+            for i in T.serial(M // unroll):
+                for j in T.serial(unroll):
+                    B[i * unroll + j] = A[i * unroll + j]
+    return main
+tuned = tilelang.autotune(configs=[{"unroll": 1}, {"unroll": 2}], warmup=1, rep=1)(copying)
+def copying_on_gpu(threads=None):
+    N = 256
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=threads):
+            for i in T.Parallel(N):
+                B[i] = A[i]
+    return main
+"""
+
+
+def test_a_tuner_whose_candidates_were_refused_is_refused_itself(hooked, tmp_path):
+    """TileLang's tuner keeps the best of those that compile, and says nothing of the others."""
+    (tmp_path / "tuned.py").write_text(TUNED)
+    report = hooked(
+        """
+from tuned import copying, tuned
+from tlcache.errors import MissError
+copying(8, unroll=1)                                # one of the two is there
+os.environ["TLCACHE_ON_COMPILE"] = "error"
+try:
+    tuned(8)
+except MissError as error:
+    told = str(error)
+report(told=told)
+""",
+        TLCACHE_ON_COMPILE_FROM="start",
+    )
+    assert "the kernel copying N=8 unroll=2 (A float32[8], B float32[8]) is not" in report["told"]
+    assert outcomes(report)["compiled"] == 1
+    assert [(event["kind"], event["title"]) for event in report["events"]] == [
+        ("compiled", "copying N=8 unroll=1"),
+        ("failed", "copying N=8 unroll=2"),
+    ]
+    assert not list(tmp_path.glob("cache/*/*/autotuner/*/best_config.json"))
+
+
+def test_a_parallel_compile_that_ignores_errors_says_which_were_refused(hooked, tmp_path):
+    (tmp_path / "tuned.py").write_text(TUNED)
+    report = hooked(
+        """
+from tuned import copying
+import logging, tilelang
+said = []
+handler = logging.Handler(); handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("tilelang.jit").addHandler(handler)
+kernels = copying.par_compile([{"N": 8, "unroll": 2}], ignore_error=True)
+report(said=said, kernels=[kernel is None for kernel in kernels])
+""",
+        TLCACHE_ON_COMPILE="error",
+        TLCACHE_ON_COMPILE_FROM="start",
+    )
+    assert report["kernels"] == [True]
+    assert any("is not in the cache" in said for said in report["said"])
+    (event,) = report["events"]
+    assert event["kind"] == "failed" and event["reason"].startswith("MissError")
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("policy", ["allow", "error"])
+def test_candidates_that_are_compiled_in_a_group_are_requests_like_others(hooked, tmp_path, policy):
+    (tmp_path / "tuned.py").write_text(TUNED)
+    report = hooked(
+        """
+from tuned import copying_on_gpu
+from tilelang.autotuner import AutoTuner
+tuner = AutoTuner.from_kernel(copying_on_gpu, [{"threads": 64}, {"threads": 128}])
+gpu = json.loads(os.environ["TILELANG_DEFAULT_TARGET"])
+tuner.set_compile_args(out_idx=[-1], target=gpu, execution_backend="tvm_ffi")
+try:
+    tuner.run(enable_grouped_compile=True, warmup=1, rep=1)
+except Exception as error:
+    told = type(error).__name__               # nothing can be measured here
+report(told=told)
+""",
+        TILELANG_DEFAULT_TARGET='{"kind": "cuda", "arch": "sm_90a"}',
+        TLCACHE_ON_COMPILE=policy,
+        TLCACHE_ON_COMPILE_FROM="start",
+    )
+    titles = [(event["kind"], event["title"]) for event in report["events"]]
+    if policy == "error":
+        assert report["told"] == "MissError"
+        assert titles == [("failed", "copying_on_gpu")] * 2
+        assert report["document"].get("unreplayable") is None
+    else:
+        assert titles == [("compiled", "copying_on_gpu")] * 2
+        assert outcomes(report) == {"memory": 0, "disk": 0, "compiled": 2, "failed": 0}
+        (lost,) = report["document"]["unreplayable"]
+        assert "in a group" in lost["reason"]
+
+
 # --- where a kernel cannot be replayed ---
 
 

@@ -149,7 +149,14 @@ def test_a_scripted_process_reads_back_at_each_layer_exactly_what_it_did(scripte
     assert len(layers(scripted)["workload"]) == 2  # an op that is gone took its row along
     told = row(layers(scripted)["compile"]["kernels"], kernel=kernel)
     assert told.pop("compile_seconds") == layers(scripted)["compile"]["compile_seconds"] > 0
-    assert told == {"memory": 2, "restored": 1, "disk": 1, "compiled": 2, "failed": 0}
+    assert told == {
+        "memory": 2,
+        "restored": 1,
+        "disk": 1,
+        "compiled": 2,
+        "failed": 0,
+        "after_ready": 0,
+    }
     assert layers(scripted)["compile"]["compile_latency"]["count"] == 3
     assert row(layers(scripted)["tilelang"], cache="KernelCache._memory_cache", owner="cython") == {
         "size": 3

@@ -139,3 +139,21 @@ def test_records_that_cannot_be_used_are_told_in_one_line(filed, caplog):
     list(scan.scan(filed.root))
     (told,) = caplog.messages
     assert told == f"30 records in {filed.root} cannot be used; `tlcache verify` says why"
+
+
+def test_one_record_is_read_again_and_tells_which_things_it_concerns(filed):
+    filings = Filings(str(filed.root))
+    path = record.write(filed.root, filed.record)
+    place = str(filed.root / filed.record.entry)
+    name = os.path.basename(path)
+    assert filings.again(name[:2], name) == {place}
+    assert filings.newest(place)[0].action_key == filed.record.action_key
+    filings.refresh()
+    assert filings.again(name[:2], name) == {place}  # another thread may have seen it before
+    assert filings.again(name[:2]) == {place}
+    assert filings.again(name[:2], ".other.tmp") == set()
+    os.unlink(path)
+    assert filings.again(name[:2], name) == {place}
+    assert filings.newest(place) is None
+    assert filings.again("zz") == set()
+    assert name[:2] in filings.directories()

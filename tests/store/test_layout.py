@@ -306,3 +306,36 @@ def test_all_files_of_a_root_belong_to_its_places(mixed_root):
                 found, _ = layout.file_of(str(below))
                 assert mixed_root / found.location == place.path
                 assert found._replace(location=place.location) == place
+
+
+# --- one directory ---
+
+
+def test_each_thing_of_a_root_is_an_item_of_the_shelf_that_it_lies_on(mixed_root):
+    def things(shelf):
+        for name, _, is_directory in layout.listed(shelf.path):
+            item = shelf.item(name, is_directory)
+            if isinstance(item, layout.Shelf):
+                yield from things(item)
+            elif item is not None:
+                assert item.location == os.path.join(shelf.path, name)
+                yield item
+
+    found = list(things(layout.Shelf(str(mixed_root), "root")))
+    assert sorted(found) == sorted(layout.places(mixed_root))
+
+
+def test_a_checksum_touches_the_cubin_beside_it():
+    shelf = layout.Shelf("/root/0.1.14/cuda-binaries", "keyed", "0.1.14", None, "cuda-binary")
+    name = f"{KEY}.cubin.sha256"
+    assert shelf.item(name, False) is None
+    assert shelf.touched(name) == (name, f"{KEY}.cubin")
+    assert shelf.item(f"{KEY}.cubin", False).key == KEY
+    assert shelf._replace(kind="kernel").touched(name) == (name,)
+
+
+def test_what_decides_whether_a_directory_is_a_root_is_itself_and_its_versions(tmp_path):
+    for name in ("0.1.15", "0.1.11-x86_64", "notes"):
+        (tmp_path / "base" / name).mkdir(parents=True)
+    base = str(tmp_path / "base")
+    assert set(layout.undecided(base)) == {base, f"{base}/0.1.15", f"{base}/0.1.11-x86_64"}

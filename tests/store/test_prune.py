@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.store.conftest import RECORD
 from tlcache.errors import CacheRootError
-from tlcache.store import candidates, evictions, files, locks, prune, record, removal, trash
+from tlcache.store import candidates, evictions, files, locks, prune, record, removal, scan, trash
 from tlcache.store.prune import Policy
 from tlcache.store.select import Filter
 
@@ -717,3 +717,34 @@ def test_a_root_that_cannot_be_written_is_an_error(mounted):
     subprocess.run(["mount", "-o", "remount,ro", root.parent], check=True)
     with pytest.raises(CacheRootError, match="cannot be written"):
         removal.apply(made, gathered.filings, "")
+
+
+def test_candidates_that_are_kept_are_looked_at_again_only_where_they_changed(cache_root):
+    for number in range(4):
+        kernel(cache_root, number, filed=True)
+    filings = {}
+    entries = list(scan.scan(cache_root, filings))
+    first = candidates.among(str(cache_root), entries, filings).candidates
+    known = {one.location: one for one in first}
+    record.write(
+        cache_root,
+        dataclasses.replace(record.read(cache_root, _key(0)), action_key="f0" * 32),
+    )
+    filings[str(cache_root)].refresh()
+    entries[1] = dataclasses.replace(entries[1])
+    again = candidates.among(str(cache_root), entries, filings, known).candidates
+    same = [one is known[one.location] for one in again]
+    assert sorted(same) == [False, False, True, True]
+    assert [one.location for one in first] == [one.location for one in again]
+    assert max(len(one.records) for one in again) == 2
+
+
+def _key(number):
+    return hashlib.sha256(f"action {number}".encode()).hexdigest()
+
+
+def test_how_long_a_kernel_is_left_to_who_may_be_filing_its_record_can_be_chosen(cache_root):
+    kernel(cache_root, 1, days=0)
+    found = candidates.gather(cache_root).candidates
+    assert not prune.make(found, Policy(max_size=1)).goes
+    assert prune.make(found, Policy(max_size=1), publishing=timedelta(0)).goes

@@ -457,3 +457,13 @@ def test_a_thousand_entries_take_little_memory_and_are_read_once(cache_root, sam
     assert first.out.split()[:2] == ["1000", "sm_90a"], first.err
     assert again.out.split()[:2] == ["0", "sm_90a"], again.err
     assert int(first.out.split()[2]) < 100 and int(again.out.split()[2]) < 100
+
+
+def test_one_thing_is_seen_as_in_a_scan(mixed):
+    filings = {}
+    for one in scan.scan(mixed, filings):
+        root = layout.root_of(mixed, one.place)
+        assert scan.look(one.place, filings[root]) == one
+        assert scan.look(one.place, filings[root], one) is one
+        (shutil.rmtree if one.place.path.is_dir() else os.unlink)(one.place.path)
+        assert scan.look(one.place, filings[root], one) is None

@@ -63,11 +63,11 @@ def test_xdg_runtime_dir_counts_while_it_is_ones_own(monkeypatch, tmp_path):
     assert sockets.directory() == str(tmp_path / "tlcache")
     for wrong in ("", "run/user", str(tmp_path / "missing")):
         monkeypatch.setenv("XDG_RUNTIME_DIR", wrong)
-        assert sockets.directory() in ("/run/tlcache", f"/tmp/tlcache-{os.geteuid()}")
+        assert sockets.directory() in ("/run/tlcache/agents", f"/tmp/tlcache-{os.geteuid()}")
     if os.geteuid() == 0:
         os.chown(tmp_path, 12345, 12345)
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-        assert sockets.directory() == "/run/tlcache"
+        assert sockets.directory() == "/run/tlcache/agents"
 
 
 # --- whose it is ---

@@ -220,7 +220,7 @@ def test_trust_in_anything_admits_everything_and_is_logged(filed, library, monke
     monkeypatch.setenv("TLCACHE_TRUST", "any")
     with caplog.at_level(logging.WARNING):
         checker = Trust(filed.root)
-    assert f"TLCACHE_TRUST=any: kernels are loaded from {filed.root}" in caplog.text
+    assert f"trust is any: kernels are loaded from {filed.root}" in caplog.text
     checker.check(library)
     assert record.sound_library(filed.root, filed.record, checker) == str(library)
 

@@ -11,16 +11,26 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False  # `typing` is not worth its import here
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
 _WATCHED = "tilelang"
 
 
 class _Watch:
-    """A finder that finds nothing, and has the hooks installed when TileLang is asked for."""
+    """A finder that has the hooks installed when TileLang is asked for, and finds then what the
+    finders do that there are by now.
+    """
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == _WATCHED and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            _install()
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != _WATCHED or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        _install()
+        from importlib.util import find_spec
+
+        return find_spec(name)
 
 
 def _install() -> None:

@@ -35,7 +35,9 @@ _COMMANDS = {
     "import": "Check archives, and take their kernels into a cache root.",
     "doctor": "Check the cache and this machine, and say what to do about each fault.",
     "key": "Print the version key of this environment, and what it is made of.",
+    "config": "Show the settings in force, and where each value came from.",
     "env": "Print the exports that put a process on a cache root of its own version key.",
+    "daemon": "Watch, bound and serve caches, continuously.",
 }
 _MODULES = {"import": "import_"}  # a word of Python's
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from tlcache.cli import ls, options, render
-from tlcache.store import layout, scan, select, sources
+from tlcache.cli import options, render
+from tlcache.store import described, layout, scan, select, sources
 from tlcache.store.entry import Entry
 
 __all__ = ["command"]
@@ -66,7 +66,7 @@ def _fields(one: Entry, other: Entry) -> dict[str, tuple[Any, Any]]:
 
 
 def _told(one: Entry) -> dict[str, Any]:
-    told = ls.as_json(one)
+    told = described.as_json(one)
     for name in ("key", "path", "created", "last_used", "payload", "params", "record"):
         told.pop(name)
     for name in ("workload", "schedule"):

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from tlcache.cli import ls, options, render
-from tlcache.store import disk_usage, layout, select
+from tlcache.cli import options, render
+from tlcache.store import described, disk_usage, layout, select
 from tlcache.store.disk_usage import Usage
 
 __all__ = ["command"]
@@ -56,7 +56,7 @@ _NAMES = {"version": "tilelang", "target": "targets", "op": "ops", "kind": "kind
 
 
 def _kind(by: str, name: str) -> str:
-    return ls.KINDS.get(name, name) if by == "kind" else name
+    return described.KINDS.get(name, name) if by == "kind" else name
 
 
 def _ordered(parts: Mapping[str, Usage]) -> list[tuple[str, Usage]]:

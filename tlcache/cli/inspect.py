@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from tlcache.cli import ls, options, render
+from tlcache.cli import options, render
 from tlcache.errors import KernelError, UsageError
-from tlcache.store import entry, layout, scan, select, sources
+from tlcache.store import described, entry, layout, scan, select, sources
 from tlcache.store.entry import Entry
 from tlcache.store.record import Record
 
@@ -56,7 +56,7 @@ def command(
         render.emit_json(
             {
                 "root": str(root),
-                "entry": ls.as_json(one),
+                "entry": described.as_json(one),
                 "record": filed.to_json() if filed else None,
                 "sound": sound if filed else None,
                 "kernels": [kernel._asdict() for kernel in one.facts.kernels],
@@ -136,7 +136,7 @@ def _facts(
     facts: list[tuple[str, Any]] = [
         ("key", one.place.key),
         ("path", one.place.path),
-        ("kind", ls.KINDS.get(one.place.kind, one.place.kind)),
+        ("kind", described.KINDS.get(one.place.kind, one.place.kind)),
         ("kernel", one.kernel or "unknown"),
         ("backend", one.backend or "unknown"),
         ("tilelang", one.place.tilelang or "unknown"),

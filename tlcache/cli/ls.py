@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 from collections import Counter
@@ -15,12 +14,10 @@ import click
 
 from tlcache.cli import options, render
 from tlcache.store import layout, scan, select
+from tlcache.store.described import KINDS, as_json
 from tlcache.store.entry import Entry
 
-__all__ = ["COLUMNS", "KINDS", "as_json", "command", "counted", "natural", "row", "workload"]
-
-KINDS = {"cuda-binary": "binary", "autotuner": "autotune"}
-"""How kinds of things are called where a person or a program reads them, if not by `layout`."""
+__all__ = ["COLUMNS", "command", "counted", "natural", "row", "workload"]
 
 
 def natural(text: str) -> str:
@@ -207,36 +204,6 @@ def _toolkit(one: Entry) -> str | None:
         return select.toolkit_of(one)
     words = (one.record.host_compiler or "").split()
     return f"{words[0]} {words[-1]}" if words else None
-
-
-def as_json(one: Entry) -> dict[str, Any]:
-    """An entry as `ls --json` and `inspect --json` write it; null where it is not known."""
-    filed = one.record
-    targets = one.targets or (None,)
-    return {
-        "key": one.place.key,
-        "kind": KINDS.get(one.place.kind, one.place.kind),
-        "path": one.place.location,
-        "tilelang": one.place.tilelang,
-        "platform": one.place.platform,
-        "backend": one.backend,
-        "kernel": one.kernel,
-        "target": targets[0] if len(targets) == 1 else list(targets),
-        "toolkit": select.toolkit_of(one),
-        "host": filed.host_compiler if filed else None,
-        "machine": one.facts.host,
-        "payload": one.payload,
-        "params": None
-        if one.params is None
-        else [{"dtype": param.dtype, "shape": list(param.shape)} for param in one.params],
-        "bytes": one.bytes,
-        "created": one.created.isoformat() if one.created else None,
-        "last_used": one.last_used.isoformat() if one.last_used else None,
-        "op": filed.name if filed else None,
-        "workload": json.loads(filed.workload) if filed else None,
-        "schedule": json.loads(filed.schedule) if filed else None,
-        "record": filed.action_key if filed else None,
-    }
 
 
 def _totals(found: list[Entry]) -> dict[str, Any]:

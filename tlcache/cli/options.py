@@ -13,7 +13,8 @@ __all__ = ["cache_dir", "filters", "json_output"]
 cache_dir = click.option(
     "--cache-dir",
     metavar="DIR",
-    help="The cache root; by default $TILELANG_CACHE_DIR, else ~/.tilelang/cache.",
+    help="The cache root; by default $TILELANG_CACHE_DIR, else tlcache.toml's, else "
+    "~/.tilelang/cache.",
 )
 json_output = click.option("--json", "json_wanted", is_flag=True, help="Write the result as JSON.")
 

@@ -8,7 +8,7 @@ from typing import Any
 from tlcache.agents import Answer
 from tlcache.cli import ls, render
 from tlcache.cli.view import View
-from tlcache.store import outside
+from tlcache.store import described, outside
 from tlcache.store.outside import Loaded
 
 __all__ = ["document", "view"]
@@ -77,7 +77,12 @@ def document(pid: int, silent: Sequence[Answer]) -> dict[str, Any]:
             "tilelang_loaded": seen.tilelang,
             "compiled": list(seen.compiled),
             "kernels": [
-                {**ls.as_json(one.entry), "path": one.path, "root": one.root, "gone": one.gone}
+                {
+                    **described.as_json(one.entry),
+                    "path": one.path,
+                    "root": one.root,
+                    "gone": one.gone,
+                }
                 for one in seen.loaded
             ],
         },

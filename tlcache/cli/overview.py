@@ -150,8 +150,12 @@ def since_ready(groups: Sequence[Group], silent: Sequence[Answer]) -> View:
         f"{render.count(late, 'compile')} after ready; "
         f"{marked:,} of {render.count(count, 'agent')} said that they are ready"
     )
-    if late > sum(row[3] != "failed" for row in view.rows):
-        view.foot.append("of each process the newest are shown")
+    for one in [one for group in groups for one in group.readings if one.unseen]:
+        shown = len(one.incidents)
+        view.foot.append(
+            f"pid {one.process.pid}: the newest {shown:,} of {shown + one.unseen:,} are shown; "
+            f"`/v1/events` of its agent has more"
+        )
     view.foot += [f"pid {answer.pid} {answer.trouble}" for answer in silent]
     for group in groups:
         for advice in advise(group.readings):

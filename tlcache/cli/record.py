@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +38,25 @@ _PATIENCE = 5.0
     metavar="FILE",
     help="The shapes.json to write, or to merge into; - is standard output (the default).",
 )
+@click.option(
+    "--check",
+    metavar="FILE",
+    help="Replay the kernels of this recording up to TileLang's keys, compile nothing, and list as "
+    "such those whose key is another one now.",
+)
 @options.json_output
-def command(pids: tuple[int, ...], output: str, json_wanted: bool) -> int:
+def command(pids: tuple[int, ...], output: str, check: str | None, json_wanted: bool) -> int:
     """Write the workloads that running processes met as a shapes.json.
 
     `tlcache warm` takes the file as it is. A file that is there keeps what it has.
     """
+    if check is not None:
+        if pids or output != "-":
+            raise UsageError(
+                "--check is about a file that is there, and --pid and -o about processes",
+                hint=f"`tlcache record --check {shlex.quote(check)}`",
+            )
+        return _checked(check, json_wanted)
     if json_wanted and output == "-":
         raise UsageError(
             "--json describes what was written, and without -o that is on standard output already",
@@ -57,7 +72,7 @@ def command(pids: tuple[int, ...], output: str, json_wanted: bool) -> int:
         return 0
     path = Path(os.path.abspath(output))
     before = recorded.read(path) or recorded.empty()
-    after = _written(path, found)
+    after = _kept(path, lambda: recorded.update(path, found))
     added = len(after["workloads"]) - len(before["workloads"])
     if json_wanted:
         render.emit_json(
@@ -76,6 +91,35 @@ def command(pids: tuple[int, ...], output: str, json_wanted: bool) -> int:
     )
     _tell_unreplayable(found)
     return 0
+
+
+def _checked(file: str, json_wanted: bool) -> int:
+    """Compare a recording's kernels with their replays. 1 where one cannot be made again."""
+    from tlcache.warm import comparing, shapes
+
+    shapes.have_found(shapes.load(file))
+    path = Path(os.path.abspath(file))
+    document = recorded.read(path) or recorded.empty()
+    known = comparing.checkable(document)
+    verdicts = comparing.verdicts(known, path)
+    after = _kept(path, lambda: recorded.sort_out(path, verdicts))
+    lost = sum(1 for verdict in verdicts.values() if verdict)
+    if json_wanted:
+        render.emit_json(
+            {
+                "file": str(path),
+                "checked": len(verdicts),
+                "same": len(verdicts) - lost,
+                "unreplayable": after.get("unreplayable", []),
+            }
+        )
+    else:
+        _tell_unreplayable(after)
+        click.echo(
+            f"{render.count(len(verdicts), 'recorded kernel')}  {len(verdicts) - lost} with the "
+            f"same key  {lost} not to be replayed"
+        )
+    return 1 if lost else 0
 
 
 def _asked(pids: tuple[int, ...]) -> dict[int, Document]:
@@ -111,13 +155,13 @@ def _asked(pids: tuple[int, ...]) -> dict[int, Document]:
     return told
 
 
-def _written(path: Path, found: Document) -> Document:
+def _kept(path: Path, keep: Callable[[], Document]) -> Document:
     try:
-        return recorded.update(path, found)
+        return keep()
     except OSError as error:
         raise CacheRootError(
             f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="`-o` takes a file in a directory that you can write",
+            hint="it takes a file in a directory that you can write",
         ) from error
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from tlcache.cli import ls, render
-from tlcache.store import layout
+from tlcache.store import described, layout
 from tlcache.store.entry import Entry
 
 __all__ = ["lines", "write"]
@@ -67,7 +67,7 @@ def _target(one: Entry) -> str:
 
 
 def _kernel(one: Entry) -> str:
-    kind = ls.KINDS.get(one.place.kind, one.place.kind)
+    kind = described.KINDS.get(one.place.kind, one.place.kind)
     name = one.kernel or "name unknown"
     return name if kind == "kernel" else f"{name} ({kind})"
 

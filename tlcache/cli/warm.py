@@ -9,7 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def _print_schema(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--jobs",
     type=click.IntRange(1),
-    help="Compiles at a time; by default what cores and memory allow.",
+    help="Compiles at a time; by default $TLCACHE_JOBS, else what cores and memory allow.",
 )
 @click.option(
     "--schedules",
@@ -73,6 +73,7 @@ def _print_schema(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @click.option("--verbose", "-v", is_flag=True, help="Show what TileLang and the compilers print.")
 @options.json_output
+@click.option("--steps", is_flag=True, help="Write each step to stderr, as a line of JSON.")
 @click.option(
     "--schema",
     is_flag=True,
@@ -94,6 +95,7 @@ def command(
     timeout: float | None,
     verbose: bool,
     json_wanted: bool,
+    steps: bool,
 ) -> int:
     """Compile the kernels of a shapes.json before a process needs them.
 
@@ -108,10 +110,7 @@ def command(
     set_umask()
     document = shapes.load(path)
     tuned = schedules.load(schedules_path) if schedules_path is not None else []
-    # Factories of the project at hand, as `python -m` would find them, and of a recorded one.
-    for place in (os.getcwd(), *document.paths):
-        if place not in sys.path and os.path.isdir(place):
-            sys.path.append(place)
+    shapes.have_found(document)
     chosen = _targets(document, path, spellings)
     root = layout.cache_root(cache_dir)
     if root.exists():
@@ -139,7 +138,8 @@ def command(
     layout.make_skeleton(root, tilelang_version(), platform_name())
     plan.without_toolchain(todo)
     todo = [item for item in todo if item.outcome is None]
-    interrupted = _compile(todo, root, jobs, timeout, keep_going, verbose)
+    progress: _Quiet | None = _Steps(items) if steps else None
+    interrupted = _compile(todo, root, jobs, timeout, keep_going, verbose, progress)
     chooser.install(
         item.wanted.spec
         for item in items
@@ -208,11 +208,12 @@ def _compile(
     timeout: float | None,
     keep_going: bool,
     verbose: bool,
+    told: _Quiet | None,
 ) -> int:
     """Compile what is left. Returns the signal that stopped it, or 0."""
     if not todo:
         return 0
-    with _progress(len(todo)) as progress, terminable():
+    with nullcontext(told) if told else _progress(len(todo)) as progress, terminable():
         try:
             for index, outcome in pool.run(
                 [item.wanted.spec for item in todo],
@@ -222,7 +223,7 @@ def _compile(
                 timeout=timeout,
                 fail_fast=not keep_going,
                 quiet=not verbose,
-                on_start=lambda index: progress.started(str(todo[index].wanted.spec)),
+                on_start=lambda index: progress.started(todo[index]),
             ):
                 todo[index].outcome = outcome
                 progress.ended(todo[index])
@@ -236,7 +237,7 @@ def _compile(
 class _Quiet:
     """Progress where stderr is no terminal: failures as they happen, nothing else."""
 
-    def started(self, what: str) -> None:
+    def started(self, item: Item) -> None:
         pass
 
     def ended(self, item: Item) -> None:
@@ -265,11 +266,31 @@ class _Bar(_Quiet):
         )
         self.task = self.progress.add_task("starting TileLang", total=total)
 
-    def started(self, what: str) -> None:
-        self.progress.update(self.task, description=what)
+    def started(self, item: Item) -> None:
+        self.progress.update(self.task, description=str(item.wanted.spec))
 
     def ended(self, item: Item) -> None:
         self.progress.advance(self.task)
+
+
+class _Steps(_Quiet):
+    """Progress for a program: what is planned, and each kernel as it is begun and as it ends."""
+
+    def __init__(self, items: list[Item]) -> None:
+        counts = Counter(item.outcome.status for item in items if item.outcome is not None)
+        self._write({"step": "planned", "counts": {"total": len(items), **counts}})
+
+    def started(self, item: Item) -> None:
+        told = {"action_key": item.action_key, "kernel": item.wanted.spec.title}
+        self._write({"step": "started", **told})
+
+    def ended(self, item: Item) -> None:
+        assert item.outcome is not None
+        told = {"action_key": item.action_key, "status": item.outcome.status}
+        self._write({"step": "ended", **told, "seconds": round(item.outcome.seconds, 3)})
+
+    def _write(self, step: dict[str, Any]) -> None:
+        click.echo(json.dumps(step), err=True)
 
 
 @contextmanager

@@ -216,6 +216,10 @@ class _Shape:
             yield self._norm("q_norm", size, self.heads)
             yield self._norm("k_norm", size, keys)
         turned = int(size * config.number("partial_rotary_factor", 1.0, 1.0))
+        if turned < 2:
+            raise config.wrong(
+                "partial_rotary_factor", f"it leaves a pair of a head's {size} elements to turn"
+            )
         for what, count in (("q_rope", self.heads), ("k_rope", keys)):
             yield self._part(what, "rope", H=count, D=turned)
         yield from self._gemm("o_proj", self.hidden, self.heads * size)

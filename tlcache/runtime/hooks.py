@@ -4,7 +4,8 @@ or not.
 Invariant: the program gets what it would get without them, with two exceptions that are meant: a
 list of output indices is never rewritten in place (a negative one would give later kernels another
 key), and a compile that was ruled out is a MissError. What goes wrong in a hook is logged once and
-does not reach the program. A launch passes no hook.
+does not reach the program. A launch passes no hook. TileLang's import is spared by the garbage
+collector, and so is what it leaves, afterwards (`garbage.py`).
 
 The hooks are wrapt's, installed when a module of TileLang is imported, or at once where it is
 already; they call whatever is there, and whatever patches the same functions later calls them.
@@ -12,6 +13,9 @@ already; they call whatever is there, and whatever patches the same functions la
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import logging
 import os
 import threading
@@ -25,7 +29,7 @@ import wrapt
 from tlcache import targets
 from tlcache.errors import MissError
 from tlcache.fingerprint import key_environment
-from tlcache.runtime import events, origin, ownership, recorder
+from tlcache.runtime import events, garbage, origin, ownership, recorder
 from tlcache.runtime.counters import Outcome
 from tlcache.runtime.origin import Made, Origin
 from tlcache.runtime.process import process
@@ -43,12 +47,15 @@ def install() -> None:
     if _state.installed:
         return
     _state.installed = True
+    garbage.spare_import("tilelang")
     for module, name, wrapper in (
         ("tilelang.jit", "JITImpl.__post_init__", _made),
         ("tilelang.jit", "JITImpl.get_tir", _elaborated),
         ("tilelang.jit.kernel", "JITKernel.__init__", _initialized),
         ("tilelang.cache.kernel_cache", "KernelCache.cached", _requested),
         ("tilelang.autotuner.tuner", "AutoTuner._load_result_from_disk", _tuned),
+        ("tilelang.autotuner.tuner", "AutoTuner._prepare_compile_execution", _launched),
+        ("tilelang.autotuner.tuner", "compile_grouped_unit_tvm_ffi", _grouped),
     ):
         wrapt.register_post_import_hook(_wrapping(name, wrapper), module)
 
@@ -277,6 +284,63 @@ def _hint() -> str:
         "`tlcache run --record shapes.json -- COMMAND` records what the program meets, and "
         "`tlcache warm --shapes shapes.json` compiles it beforehand"
     )
+
+
+def _launched(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """A tuner passes over candidates that fail, says nothing, and keeps the best of the others. One
+    that was refused ends the tuning instead.
+    """
+    launched = wrapped(*args, **kwargs)
+    refusals: list[MissError] = []
+    try:
+        if process.forbids() is not None:
+            pool, futures = launched[:2]
+            pool.shutdown()  # after the last candidate
+            refusals = [
+                error
+                for future in futures
+                if future.exception() is None
+                for *_, error in future.result()
+                if isinstance(error, MissError)
+            ]
+    except Exception as error:
+        _trouble(error)
+    if refusals:
+        raise refusals[0]
+    return launched
+
+
+def _grouped(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Several candidates of a tuner in one module, past TileLang's cache: each is a compile."""
+    begun: list[_Request] = []
+
+    def elaborated(elaborate: Callable[..., Any], **config: Any) -> Any:
+        request = _Request(None)
+        begun.append(request)
+        function = elaborate(**config)
+        request = begun[-1] = _begun((function,), {})
+        request.origin = dataclasses.replace(request.origin, workload=None, **_PAST_THE_CACHE)
+        request.compiling = True
+        _permit(request)
+        return function
+
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    given["elaborate_func"] = functools.partial(elaborated, given["elaborate_func"])
+    results = wrapped(**given)
+    try:
+        numbers = [number for number, _ in given["unit_items"]]
+        requests = dict(zip(numbers, begun, strict=True))
+        for number, _, kernel, error in results:
+            _settle(requests[number], kernel, error)
+    except Exception as error:
+        _trouble(error)
+    return results
+
+
+_PAST_THE_CACHE = {
+    "reason": "TileLang's autotuner compiled it in a group, past the cache that `warm` fills",
+    "remedy": "tune beforehand, and copy the directory `autotuner` of the cache along",
+}
 
 
 def _settle(request: _Request, kernel: Any, error: BaseException | None = None) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from tlcache.errors import CacheRootError, CaptureError, MissError, RuntimeLibraryError
-from tlcache.runtime import events
+from tlcache.runtime import events, garbage
 from tlcache.runtime.counters import Counters, Ledger, Outcome
 from tlcache.runtime.launcher import Launcher, load
 from tlcache.runtime.process import freeze, mark_ready
@@ -230,8 +230,10 @@ class Resolver:
             return self._build(spec, keep=False)
 
     def _build(self, spec: KernelSpec, *, keep: bool = True) -> Launcher:
-        from tlcache.warm import compiling
+        from tlcache.runtime import agent
 
+        with garbage.spared(freeze=agent.running() is not None):
+            from tlcache.warm import compiling
         start = time.perf_counter()
         built = compiling.build(spec, self.root, keep=keep)
         launcher = self._launcher(spec, built)
@@ -298,6 +300,8 @@ def _current() -> Resolver:
     found = _resolvers.get(root)
     if found is None:
         with _resolvers_lock:
+            if not os.environ.get("TILELANG_CACHE_DIR") and root == layout.configured_root():
+                os.environ["TILELANG_CACHE_DIR"] = root  # TileLang reads no tlcache.toml
             found = _resolvers.setdefault(root, Resolver(root))
     return found
 

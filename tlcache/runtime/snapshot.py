@@ -7,7 +7,6 @@ them have `"schema": 1`.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import platform
 import pwd
@@ -47,6 +46,7 @@ def stats() -> dict[str, Any]:
             "tilelang": layers.tilelang(),
         },
         "incidents": [event.to_json() for event in incidents[: -_INCIDENTS - 1 : -1]],
+        "incidents_total": len(incidents),
     }
 
 
@@ -82,7 +82,8 @@ def kernels() -> dict[str, Any]:
 
 def workloads() -> dict[str, Any]:
     """The workloads that the process met, as a shapes.json."""
-    recorder = importlib.import_module("tlcache.runtime.recorder")
+    from tlcache.runtime import recorder
+
     return {"schema": SCHEMA, "shapes": recorder.document()}
 
 
@@ -90,6 +91,8 @@ def _process() -> dict[str, Any]:
     where, started = place(), _started(os.getpid())
     ready = process.ready_since
     tilelang = sys.modules.get("tilelang")
+    hooks: Any = sys.modules.get("tlcache.runtime.hooks")  # who has none need not have wrapt, too
+    recorder: Any = sys.modules.get("tlcache.runtime.recorder")
     return {
         "pid": os.getpid(),
         "started": iso(started),
@@ -106,9 +109,9 @@ def _process() -> dict[str, Any]:
         "python": platform.python_version(),
         "tlcache": __version__,
         "tilelang": getattr(tilelang, "__version__", None),
-        "hooks": "tlcache.runtime.hooks" in sys.modules,
+        "hooks": hooks is not None and hooks.installed(),
         "root": layout.default_root(),
-        "recording": os.environ.get("TLCACHE_RECORD") or None,
+        "recording": None if recorder is None else recorder.recording(),
     }
 
 

@@ -12,18 +12,18 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tlcache.store import entry, layout, mapped, record, scan
+from tlcache.store import entry, mapped, record, scan
 from tlcache.store.entry import Entry, Facts
 from tlcache.store.filings import Filing, Filings
 from tlcache.store.layout import EntryPlace
 from tlcache.store.mapped import Process, Seen
 
 __all__ = ["Candidate", "Filed", "Gathered", "Snapshot", "gather"]
-__all__ += ["holders", "snapshot"]
+__all__ += ["among", "holders", "snapshot"]
 
 _KINDS = ("kernel", "cuda-binary", "autotuner", "frontend", "staging")
 _DEPTH = 20
@@ -180,19 +180,49 @@ def _inode(status: os.stat_result) -> bytes:
 def gather(base: str | os.PathLike[str]) -> Gathered:
     """Everything at a root, and in the roots below it, that may be deleted. Reads only."""
     base = os.path.realpath(base)
-    roots = layout.roots(base)
     filings: dict[str, Filings] = {}
+    return among(base, scan.scan(base, filings), filings)
+
+
+def among(
+    base: str,
+    entries: Iterable[Entry],
+    filings: dict[str, Filings],
+    known: Mapping[str, Candidate] | None = None,
+) -> Gathered:
+    """The same of entries that somebody keeps.
+
+    Args:
+        base: The root that they are in, as their places begin.
+        entries: The entries.
+        filings: The records of it, and of each root below it.
+        known: Candidates of earlier, by location. One is taken as it was while its entry is the
+            same object, with the same records: what became of it since then `removal` will see.
+    """
+    known = known or {}
     found = []
-    for one in scan.scan(base, filings):
-        root = next((r for r in roots[1:] if one.place.location.startswith(f"{r}/")), base)
-        made = _candidate(one, root, filings[root])
+    for one in entries:
+        location = one.place.location
+        root = next((r for r in filings if r != base and location.startswith(f"{r}/")), base)
+        if root not in filings:
+            continue
+        made = known.get(location)
+        if made is None or made.entry is not one or _refiled(made, filings[root]):
+            made = _candidate(one, root, filings[root])
         if made is not None:
             found.append(made)
     for root, filed in filings.items():
         found += _dangling(root, filed)
     seen = mapped.look(inode[1] for one in found for inode in one.seen.inodes)
-    asked = [replace(one, held=held) if (held := holders(one, seen)) else one for one in found]
-    return Gathered(asked, filings, seen)
+    return Gathered([_asked(one, holders(one, seen)) for one in found], filings, seen)
+
+
+def _refiled(one: Candidate, filings: Filings) -> bool:
+    return filings.at(one.location) != {filed.location for filed in one.records}
+
+
+def _asked(one: Candidate, held: tuple[Process, ...]) -> Candidate:
+    return one if one.held == held else replace(one, held=held)
 
 
 def _candidate(one: Entry, root: str, filings: Filings) -> Candidate | None:

@@ -12,6 +12,7 @@ import logging
 import os
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -110,7 +111,10 @@ class _File(NamedTuple):
 
 
 class Filings:
-    """The records of one root by the entry that they point at; read again where they changed."""
+    """The records of one root by the entry that they point at; read again where they changed.
+
+    Threads may share it.
+    """
 
     def __init__(self, root: str, cache: ScanCache | None = None) -> None:
         self._root, self._start = root, os.path.join(root, "")
@@ -120,6 +124,7 @@ class Filings:
         self._at: dict[str, list[str]] = {}
         self._unsound = 0
         self._cache = cache
+        self._lock = threading.RLock()
         there = os.path.isdir(self._top)
         self._known = cache.filings(root) if cache is not None and there else {}
         self.refresh()
@@ -132,6 +137,10 @@ class Filings:
 
     def refresh(self) -> None:
         """Look which directories of records have changed, and read what is new in them."""
+        with self._lock:
+            self._refresh()
+
+    def _refresh(self) -> None:
         now = {item.name for item in _items(self._top) if item.is_dir(follow_symlinks=False)}
         for name in now | set(self._times):
             try:
@@ -143,26 +152,58 @@ class Filings:
                 settled = changed < time.time_ns() - int(_TICK * 1e9)
                 self._times[name] = changed if settled else 0
 
+    def again(self, directory: str, name: str | None = None) -> set[str]:
+        """Read a record again, or all of a directory, whatever that says of its last change.
+
+        Args:
+            directory: The two digits that it is filed under.
+            name: The record's file; all where None.
+
+        Returns:
+            The locations of the things that they pointed at, and point at now, whether or not
+            anything changed: another thread may have seen it before.
+        """
+        with self._lock:
+            before = self._files.get(directory, {})
+            if name is None:
+                self._read(directory)
+                keys = {*before, *self._files[directory]}
+            else:
+                self._again(directory, name)
+                keys = {name.removesuffix(".json")}
+            filed = (files.get(key) for key in keys for files in (before, self._files[directory]))
+            names = {one.filing.entry for one in filed if one is not None and one.filing}
+        return {os.path.join(self._root, name) for name in names}
+
+    def directories(self) -> set[str]:
+        """The directories of records that there were, each two digits."""
+        with self._lock:
+            return set(self._files)
+
     def at(self, location: str) -> frozenset[str]:
         """The paths of the records that point at a thing."""
-        keys = self._at.get(self._name(location), ())
+        with self._lock:
+            keys = tuple(self._at.get(self._name(location), ()))
         return frozenset(map(self._path, keys))
 
     def newest(self, location: str) -> tuple[Filing, float] | None:
         """What the newest of them says, and when one of them was last used, in seconds since
         1970.
         """
-        keys = self._at.get(self._name(location))
-        if not keys:
-            return None
-        found = [self._files[key[:2]][key] for key in keys]
-        says = max((one.filing for one in found if one.filing), key=lambda one: one.created)
+        with self._lock:
+            keys = self._at.get(self._name(location))
+            if not keys:
+                return None
+            found = [self._files[key[:2]][key] for key in keys]
+        filed = (one.filing for one in found if one.filing)
+        says = max(filed, key=lambda one: (one.created, one.action_key))
         return says, max(one.used for one in found)
 
     def all(self) -> Iterator[tuple[str, str]]:
         """All sound records: the entry's path, relative to the root, and the record's path."""
-        for name, keys in self._at.items():
-            yield from ((name, self._path(key)) for key in keys)
+        with self._lock:
+            filed = [(name, key) for name, keys in self._at.items() for key in keys]
+        yield from ((name, self._path(key)) for name, key in filed)
 
     def _name(self, location: str) -> str:
         """A thing's path below the root. `os.path.relpath` takes 20 times as long."""
@@ -175,20 +216,40 @@ class Filings:
     def _read(self, directory: str) -> None:
         before, now = self._files.get(directory, {}), {}
         for item in _items(os.path.join(self._top, directory)):
-            key, end, _ = item.name.partition(".json")
-            if not end or not key or key[:2] != directory:
+            key = _key(directory, item.name)
+            if key is None:
                 continue
             try:
                 status = item.stat(follow_symlinks=False)
             except OSError:
                 continue
-            if stat.S_ISREG(status.st_mode) and item.name == f"{key}.json":
+            if stat.S_ISREG(status.st_mode):
                 now[key] = self._file(key, item.path, status, before.get(key))
+        self._put(directory, before, now)
+
+    def _again(self, directory: str, name: str) -> None:
+        before, key = self._files.setdefault(directory, {}), _key(directory, name)
+        if key is None:
+            return
+        now = {other: file for other, file in before.items() if other != key}
+        path = self._path(key)
+        try:
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode):
+                now[key] = self._file(key, path, status, before.get(key))
+        except OSError:
+            pass  # it has vanished
+        self._put(directory, before, now)
+
+    def _put(self, directory: str, before: dict[str, _File], now: dict[str, _File]) -> None:
         for key, gone in before.items():
-            if gone.filing is not None:
-                self._at[gone.filing.entry].remove(key)
+            if gone.filing is not None and now.get(key) is not gone:
+                keys = self._at[gone.filing.entry]
+                keys.remove(key)
+                if not keys:
+                    del self._at[gone.filing.entry]
         for key, found in now.items():
-            if found.filing is not None:
+            if found.filing is not None and before.get(key) is not found:
                 self._at.setdefault(found.filing.entry, []).append(key)
         self._files[directory] = now
 
@@ -213,6 +274,12 @@ class Filings:
             self._unsound += not isinstance(error, FileNotFoundError)
             return None
         return Filing.of(found) if found.action_key == key else None
+
+
+def _key(directory: str, name: str) -> str | None:
+    """The action key that a file of records is named by; None where it is another file."""
+    key = name.removesuffix(".json")
+    return key if key and key != name and key[:2] == directory else None
 
 
 def _items(place: str) -> list[os.DirEntry[str]]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,26 +26,21 @@ from tlcache.errors import CacheRootError
 
 __all__ = [
     "EntryPlace",
+    "Shelf",
     "cache_root",
+    "configured_root",
     "default_root",
     "entries",
     "holding",
+    "listed",
     "lock_path",
     "make_skeleton",
     "namespace",
     "places",
     "places_in",
 ]
-__all__ += [
-    "caching_disabled",
-    "file_of",
-    "is_file_name",
-    "record_path",
-    "records",
-    "root_of",
-    "roots",
-    "unwritable",
-]
+__all__ += ["caching_disabled", "file_of", "is_file_name", "record_path", "records", "root_of"]
+__all__ += ["roots", "undecided", "unwritable"]
 
 # As text: compiling them costs a start that lists nothing 0.3 ms; `re` keeps what it compiled.
 _KEY = r"[0-9a-f]{64}"
@@ -77,11 +72,18 @@ def cache_root(override: str | os.PathLike[str] | None = None) -> Path:
         override: A directory named on the command line; it wins over the environment.
 
     Returns:
-        `override`, else $TILELANG_CACHE_DIR, else `~/.tilelang/cache`. As in TileLang, a `~` in the
-        variable is not expanded.
+        `override`, else $TILELANG_CACHE_DIR, else `cache_dir` of tlcache.toml, else
+        `~/.tilelang/cache`. As in TileLang, a `~` in the variable is not expanded.
+
+    Raises:
+        ConfigError: A tlcache.toml is not understood, whatever key it is.
     """
     if override is not None:
         return Path(override)
+    from tlcache import config
+
+    if any(table for _, _, table in config.sources()):
+        return config.load().cache_dir  # which checks all keys of the files
     return Path(default_root())
 
 
@@ -89,7 +91,20 @@ def default_root() -> str:
     """The root of the environment. A string: a process asks for it with each kernel that it
     resolves.
     """
-    return os.environ.get("TILELANG_CACHE_DIR") or os.path.expanduser("~/.tilelang/cache")
+    named = os.environ.get("TILELANG_CACHE_DIR")
+    if named:
+        return named
+    return configured_root() or os.path.expanduser("~/.tilelang/cache")
+
+
+def configured_root() -> str | None:
+    """The root that tlcache.toml names; it counts where TILELANG_CACHE_DIR is not set, and TileLang
+    itself does not know of it.
+    """
+    from tlcache import config
+
+    found = config.value("cache_dir")
+    return os.fspath(found) if found is not None else None
 
 
 def caching_disabled() -> bool:
@@ -182,21 +197,136 @@ def places(base: str | os.PathLike[str]) -> Iterator[EntryPlace]:
 
 def places_in(root: str, *, nested: bool = False) -> Iterator[EntryPlace]:
     """The same for one of the `roots`; `nested` says that it is one below another."""
-    for name, path, is_directory in _items(root) or ():
+    return _places(Shelf(root, "nested" if nested else "root"))
+
+
+def _places(shelf: Shelf) -> Iterator[EntryPlace]:
+    found = listed(shelf.path)
+    if found is None:
+        if (closed := shelf.closed()) is not None:
+            yield closed
+        return
+    for name, _, is_directory in found:
+        item = shelf.item(name, is_directory)
+        if isinstance(item, EntryPlace):
+            yield item
+        elif item is not None and item.level != "nested":
+            yield from _places(item)
+
+
+class Shelf(NamedTuple):
+    """A directory that things lie in.
+
+    Attributes:
+        path: The directory.
+        level: `root`; `nested`, a root below another; `version`; `namespace`, one version and
+            platform; `staging`; or `keyed`, whose things have keys for names.
+        tilelang: The version whose it is, or None where the layout does not say.
+        platform: Like `linux-x86_64`, or None.
+        kind: Of what lies on a keyed one, as in `EntryPlace`.
+    """
+
+    path: str
+    level: str
+    tilelang: str | None = None
+    platform: str | None = None
+    kind: str = "unknown"
+
+    def item(self, name: str, is_directory: bool) -> EntryPlace | Shelf | None:
+        """What something in the directory is: a thing, another shelf, or None where it is neither,
+        as tlcache's own directory.
+        """
+        return _ITEMS[self.level](self, name, is_directory)
+
+    def touched(self, name: str) -> tuple[str, ...]:
+        """The names of what is another when a file in the directory is: a checksum is also a part
+        of the cubin beside it.
+        """
+        if self.kind == "cuda-binary" and name.endswith(".sha256"):
+            return name, name.removesuffix(".sha256")
+        return (name,)
+
+    def closed(self) -> EntryPlace | None:
+        """What it is itself where it cannot be listed; None for a root."""
+        if self.level in ("root", "nested"):
+            return None
+        name = os.path.basename(self.path)
+        return EntryPlace(name, self.path, self.tilelang, self.platform, "unknown")
+
+    def _at(self, name: str) -> str:
+        return f"{self.path.rstrip('/')}/{name}"  # half of what `os.path.join` takes
+
+    def _thing(self, name: str, kind: str, key: str | None = None) -> EntryPlace:
+        return EntryPlace(key or name, self._at(name), self.tilelang, self.platform, kind)
+
+    def _in_root(self, name: str, is_directory: bool) -> EntryPlace | Shelf | None:
         if name == _OWN and is_directory:
-            continue
+            return None
         if not is_directory:
-            yield EntryPlace(name, path, None, None, "unknown")
-        elif re.fullmatch(_KEY, name):
-            yield EntryPlace(name, path, None, None)
-        elif name in _FLAT:
-            yield from _keyed(path, None, None, _FLAT[name])
-        elif match := re.fullmatch(_OLD_NAMESPACE, name):
-            yield from _namespace(path, match["version"], f"linux-{match['machine']}")
-        elif re.fullmatch(_VERSION, name):
-            yield from _version(path, name)
-        elif nested or not _is_nested(name, path):
-            yield EntryPlace(name, path, None, None, "unknown")
+            return self._thing(name, "unknown")
+        if re.fullmatch(_KEY, name):
+            return self._thing(name, "kernel")
+        if name in _FLAT:
+            return Shelf(self._at(name), "keyed", kind=_FLAT[name])
+        if match := re.fullmatch(_OLD_NAMESPACE, name):
+            machine = f"linux-{match['machine']}"
+            return Shelf(self._at(name), "namespace", match["version"], machine)
+        if re.fullmatch(_VERSION, name):
+            return Shelf(self._at(name), "version", name)
+        if self.level == "root" and _is_nested(name, self._at(name)):
+            return Shelf(self._at(name), "nested")
+        return self._thing(name, "unknown")
+
+    def _in_version(self, name: str, is_directory: bool) -> EntryPlace | Shelf | None:
+        """`<root>/<version>`: what all platforms share, and a namespace for each platform."""
+        if is_directory and name == "cuda-binaries":
+            return self._replace(path=self._at(name), level="keyed", kind="cuda-binary")
+        if is_directory and name == ".staging":
+            return self._replace(path=self._at(name), level="staging")
+        if is_directory and re.fullmatch(_PLATFORM, name):
+            return self._replace(path=self._at(name), level="namespace", platform=name)
+        return self._thing(name, "unknown")
+
+    def _in_namespace(self, name: str, is_directory: bool) -> EntryPlace | Shelf | None:
+        """One version and platform: a directory for each kind of thing."""
+        if is_directory and name in _KINDS:
+            return self._replace(path=self._at(name), level="keyed", kind=_KINDS[name])
+        if is_directory and name == ".staging":
+            return self._replace(path=self._at(name), level="staging")
+        return self._thing(name, "unknown")
+
+    def _in_staging(self, name: str, is_directory: bool) -> EntryPlace | Shelf | None:
+        if is_directory and name == "cuda-binaries":
+            return self._replace(path=self._at(name), level="keyed", kind="staging")
+        return self._thing(name, "staging")
+
+    def _in_keyed(self, name: str, is_directory: bool) -> EntryPlace | Shelf | None:
+        """Things that have keys for names, but for staging, where anything goes."""
+        kind = self.kind
+        if kind == "staging":
+            return self._thing(name, kind)
+        match = _matcher(kind)(name)
+        if is_directory:
+            sound = kind != "frontend" and len(name) == _DIGITS and match
+            return self._thing(name, kind if sound else "unknown")
+        if match is not None and kind in _FILES and len(name) > _DIGITS:
+            return None if name.endswith(".sha256") else self._thing(name, kind, match[1])
+        return self._thing(name, "unknown")
+
+
+_ITEMS = {
+    "root": Shelf._in_root,
+    "nested": Shelf._in_root,
+    "version": Shelf._in_version,
+    "namespace": Shelf._in_namespace,
+    "staging": Shelf._in_staging,
+    "keyed": Shelf._in_keyed,
+}
+
+
+@functools.cache
+def _matcher(kind: str) -> Callable[[str], re.Match[str] | None]:
+    return re.compile(_FILES.get(kind, _KEY)).fullmatch
 
 
 def holding(path: str) -> tuple[str, EntryPlace] | None:
@@ -273,68 +403,16 @@ def _thing(location: str) -> EntryPlace | None:
     return None
 
 
-def _version(place: str, version: str) -> Iterator[EntryPlace]:
-    """`<root>/<version>`: what all platforms share, and a namespace for each platform."""
-    items = _items(place)
-    if items is None:
-        yield _closed(place, version, None)
-    for name, path, is_directory in items or ():
-        if not is_directory:
-            yield EntryPlace(name, path, version, None, "unknown")
-        elif name == "cuda-binaries":
-            yield from _keyed(path, version, None, "cuda-binary")
-        elif name == ".staging":
-            yield from _staging(path, version, None)
-        elif re.fullmatch(_PLATFORM, name):
-            yield from _namespace(path, version, name)
-        else:
-            yield EntryPlace(name, path, version, None, "unknown")
-
-
-def _namespace(place: str, version: str, platform: str) -> Iterator[EntryPlace]:
-    """One version and platform: a directory for each kind of thing."""
-    items = _items(place)
-    if items is None:
-        yield _closed(place, version, platform)
-    for name, path, is_directory in items or ():
-        if is_directory and name in _KINDS:
-            yield from _keyed(path, version, platform, _KINDS[name])
-        elif is_directory and name == ".staging":
-            yield from _staging(path, version, platform)
-        else:
-            yield EntryPlace(name, path, version, platform, "unknown")
-
-
-def _staging(place: str, version: str | None, platform: str | None) -> Iterator[EntryPlace]:
-    items = _items(place)
-    if items is None:
-        yield _closed(place, version, platform)
-    for name, path, is_directory in items or ():
-        if is_directory and name == "cuda-binaries":
-            yield from _keyed(path, version, platform, "staging")
-        else:
-            yield EntryPlace(name, path, version, platform, "staging")
-
-
-def _keyed(
-    place: str, version: str | None, platform: str | None, kind: str
-) -> Iterator[EntryPlace]:
-    """A directory whose things have keys for names, but for staging, where anything goes."""
-    match = re.compile(_FILES.get(kind, _KEY)).fullmatch
-    items = _items(place)
-    if items is None:
-        yield _closed(place, version, platform)
-    for name, path, is_directory in items or ():
-        if kind == "staging":
-            yield EntryPlace(name, path, version, platform, kind)
-        elif is_directory:
-            sound = kind != "frontend" and len(name) == _DIGITS and match(name)
-            yield EntryPlace(name, path, version, platform, kind if sound else "unknown")
-        elif (found := match(name)) and kind in _FILES and len(name) > _DIGITS:
-            if not name.endswith(".sha256"):
-                yield EntryPlace(found[1], path, version, platform, kind)
-        else:
-            yield EntryPlace(name, path, version, platform, "unknown")
+def undecided(path: str) -> list[str]:
+    """The directories whose content decides whether a directory in a base is itself a root."""
+    return [
+        path,
+        *(
+            inside
+            for name, inside in _directories(path)
+            if re.fullmatch(_OLD_NAMESPACE, name) or re.fullmatch(_VERSION, name)
+        ),
+    ]
 
 
 def _is_nested(name: str, path: str) -> bool:
@@ -353,12 +431,7 @@ def _is_nested(name: str, path: str) -> bool:
     return False
 
 
-def _closed(path: str, version: str | None, platform: str | None) -> EntryPlace:
-    """A directory that should have things in it, and cannot be listed."""
-    return EntryPlace(os.path.basename(path), path, version, platform, "unknown")
-
-
-def _items(path: str) -> list[tuple[str, str, bool]] | None:
+def listed(path: str) -> list[tuple[str, str, bool]] | None:
     """What is in a directory: names, paths, and whether each is a directory itself; None where it
     cannot be listed.
     """
@@ -374,8 +447,8 @@ def _items(path: str) -> list[tuple[str, str, bool]] | None:
 
 
 def _directories(path: str) -> list[tuple[str, str]]:
-    items = _items(path) or ()
-    return [(name, inside) for name, inside, is_directory in items if is_directory]
+    found = listed(path) or ()
+    return [(name, inside) for name, inside, is_directory in found if is_directory]
 
 
 def make_skeleton(root: Path, version: str, platform: str) -> None:

@@ -22,7 +22,8 @@ _WRITING = timedelta(hours=1)
 """How long a compile may take: what it leaves on its way is nobody's only after that. TileLang
 collects its own staging directories by the same rule."""
 _PUBLISHING = timedelta(seconds=10)
-"""How long after its entry is published a kernel may still get its record."""
+"""How long after its entry is published a kernel may still get its record. It gets it at once,
+unless the machine is very busy."""
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
@@ -149,6 +150,7 @@ def make(
     *,
     installed: str | None = None,
     now: datetime | None = None,
+    publishing: timedelta = _PUBLISHING,
 ) -> Plan:
     """Plan what goes.
 
@@ -158,9 +160,10 @@ def make(
         installed: The installed TileLang's version, for `stale_versions`; where None, the newest
             version in a root is taken for it.
         now: The present time.
+        publishing: How long a kernel without a record is left to whoever may be filing it.
     """
     now = now or datetime.now(timezone.utc)
-    return _Planning(candidates, policy, installed, now).plan()
+    return _Planning(candidates, policy, installed, now, publishing).plan()
 
 
 class _Planning:
@@ -172,7 +175,9 @@ class _Planning:
         policy: Policy,
         installed: str | None,
         now: datetime,
+        publishing: timedelta,
     ) -> None:
+        self.publishing = publishing
         self.all, self.policy, self.installed, self.now = candidates, policy, installed, now
         self.kernels = [one for one in candidates if one.entry.place.kind == "kernel"]
         self.meant = {one.location for one in candidates if policy.wanted.matches(one.entry, now)}
@@ -225,7 +230,7 @@ class _Planning:
         if others:
             return f"also for {', '.join(others)}"
         unrecorded = one.entry.place.kind == "kernel" and not one.records
-        if unrecorded and self._younger(one, _PUBLISHING):
+        if unrecorded and self._younger(one, self.publishing):
             return "written just now"
         return None
 

@@ -65,6 +65,7 @@ def apply(
     filings: Mapping[str, Filings],
     why: str,
     *,
+    by: str = "prune",
     roots: tuple[str, ...] = (),
     waiting: Callable[[], None] | None = None,
     done: Callable[[int], None] | None = None,
@@ -75,6 +76,7 @@ def apply(
         plan: The plan.
         filings: The records of each root, as they were gathered for it.
         why: The policy, for the log of evictions.
+        by: The command, for the same.
         roots: Where else to empty what an earlier prune left in the trash.
         waiting: Called where another prune has to end first.
         done: Called with how many things are dealt with.
@@ -82,7 +84,7 @@ def apply(
     Raises:
         CacheRootError: The root cannot be written.
     """
-    removing = _Removing(filings, why, done)
+    removing = _Removing(filings, why, by, done)
     by_root: dict[str, list[Goes]] = {root: [] for root in roots}
     for one in plan.goes:
         by_root.setdefault(one.candidate.root, []).append(one)
@@ -97,13 +99,17 @@ def apply(
 
 class _Removing:
     def __init__(
-        self, filings: Mapping[str, Filings], why: str, done: Callable[[int], None] | None
+        self,
+        filings: Mapping[str, Filings],
+        why: str,
+        by: str,
+        done: Callable[[int], None] | None,
     ) -> None:
         self.gone: list[Goes] = []
         self.stays: list[Stays] = []
         self.leftovers = (0, 0)
         self.seen = Seen()
-        self._filings, self._why, self._done = filings, why, done
+        self._filings, self._why, self._by, self._done = filings, why, by, done
         self._looked = float("-inf")
         self._left: set[str] = set()
 
@@ -259,6 +265,7 @@ class _Removing:
                         action_key=key,
                         bytes=found.bytes,
                         why=self._why,
+                        by=self._by,
                     )
 
 

@@ -17,7 +17,7 @@ from tlcache.store.layout import EntryPlace
 from tlcache.store.record import Record
 from tlcache.store.scan_cache import ScanCache
 
-__all__ = ["kernels", "record_of", "scan", "sound"]
+__all__ = ["kernels", "look", "record_of", "scan", "sound"]
 
 
 def kernels(root: str | os.PathLike[str]) -> Iterator[Entry]:
@@ -46,7 +46,9 @@ def _home(place: EntryPlace, filing: Filing) -> str:
 
 
 def scan(
-    root: str | os.PathLike[str], filings: dict[str, Filings] | None = None
+    root: str | os.PathLike[str],
+    filings: dict[str, Filings] | None = None,
+    unreadable: set[str] | None = None,
 ) -> Iterator[Entry]:
     """Everything at a root and in the roots below it, whoever wrote it; see `layout.places`.
 
@@ -55,6 +57,7 @@ def scan(
     Args:
         root: A cache root, or a directory of some.
         filings: Where to put the records of each root, for who needs them besides.
+        unreadable: Where to put the locations of what could not be read.
     """
     base = os.fspath(root)
     with ScanCache.opened(base) as cache:
@@ -63,10 +66,43 @@ def scan(
             if filings is not None:
                 filings[inner] = filed
             for place in layout.places_in(inner, nested=inner != base):
-                yield _entry(place, cache, filed)
+                yield _entry(place, cache, filed, unreadable)
 
 
-def _entry(place: EntryPlace, cache: ScanCache, filings: Filings) -> Entry:
+def look(
+    place: EntryPlace,
+    filings: Filings,
+    known: Entry | None = None,
+    unreadable: set[str] | None = None,
+) -> Entry | None:
+    """One thing, as a scan would find it now.
+
+    Args:
+        place: Where it lies.
+        filings: The records of its root.
+        known: What it was; while it has the same files, of the same size, those are not read again.
+        unreadable: As for `scan`; what can be read is taken out of it.
+
+    Returns:
+        None where there is nothing any more.
+    """
+    found = entry.listing(place)
+    if found.created is None:
+        return None
+    filed = filings.newest(place.location)
+    if known is not None and known.place == place:
+        same = entry.made(place, found, known.facts, known.payload, filed)
+        if (same.library, same.bytes, same.created) == (known.library, known.bytes, known.created):
+            return known if same == known else same
+    facts, payload, sound = entry.facts_of(place, found)
+    if unreadable is not None:
+        (unreadable.discard if sound else unreadable.add)(place.location)
+    return entry.made(place, found, facts, payload, filed)
+
+
+def _entry(
+    place: EntryPlace, cache: ScanCache, filings: Filings, unreadable: set[str] | None
+) -> Entry:
     known = cache.get(place.location)
     if known is None:
         found = entry.listing(place)
@@ -85,6 +121,8 @@ def _entry(place: EntryPlace, cache: ScanCache, filings: Filings) -> Entry:
     facts, payload, sound = entry.facts_of(place, found)
     if sound:
         _keep(cache, place, found, stamp, facts, payload)
+    elif unreadable is not None:
+        unreadable.add(place.location)
     return entry.made(place, found, facts, payload, filed)
 
 

@@ -69,10 +69,16 @@ class Kept(NamedTuple):
 
 
 def path() -> str:
-    """The file's path: $TLCACHE_SCAN_CACHE, else in the user's cache directory."""
+    """The file's path: $TLCACHE_SCAN_CACHE, else `scan_cache` of tlcache.toml, else in the user's
+    cache directory.
+    """
     named = os.environ.get("TLCACHE_SCAN_CACHE")
     if named:
         return named
+    from tlcache import config
+
+    if (chosen := config.value("scan_cache")) is not None:
+        return str(chosen)
     import platformdirs
 
     return os.path.join(platformdirs.user_cache_dir("tlcache", appauthor=False), "scan.sqlite")

@@ -27,7 +27,17 @@ from typing import NamedTuple
 
 from tlcache.errors import AgentError
 
-__all__ = ["DIRECTORY", "Address", "Peer", "clean", "connect", "directory", "listed", "listen"]
+__all__ = [
+    "daemon_directory",
+    "DIRECTORY",
+    "Address",
+    "Peer",
+    "clean",
+    "connect",
+    "directory",
+    "listed",
+    "listen",
+]
 __all__ += ["opened", "peer", "places", "withdraw"]
 
 DIRECTORY = "TLCACHE_RUNTIME_DIR"
@@ -74,11 +84,13 @@ class Peer(NamedTuple):
 
 
 # --- the directory ---
+_SYSTEM = "/run/tlcache"
+_AGENTS = "/run/tlcache/agents"
 
 
 def directory() -> str:
     """Where an agent of this process listens: $TLCACHE_RUNTIME_DIR, else $XDG_RUNTIME_DIR/tlcache,
-    else /run/tlcache for root and for whom it belongs to, else /tmp/tlcache-<uid>.
+    else /run/tlcache/agents for root and for whom /run/tlcache belongs to, else /tmp/tlcache-<uid>.
 
     XDG_RUNTIME_DIR counts only while it belongs to this user, which it does not after `su`.
     """
@@ -89,9 +101,18 @@ def directory() -> str:
     theirs = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(theirs) and _owner(theirs) == uid:
         return os.path.join(theirs, "tlcache")
-    if uid == 0 or _owner("/run/tlcache") == uid:
-        return "/run/tlcache"
+    if uid == 0 or _owner(_SYSTEM) == uid:
+        return _AGENTS
     return f"/tmp/tlcache-{uid}"
+
+
+def daemon_directory() -> str:
+    """Where the daemon of this user listens: as for agents, but for root /run/tlcache itself, which
+    is open to others so that a group may ask.
+    """
+    if os.geteuid() == 0 and not os.environ.get(DIRECTORY):
+        return _SYSTEM
+    return directory()
 
 
 def places() -> dict[str, int]:
@@ -101,7 +122,7 @@ def places() -> dict[str, int]:
     uid = os.geteuid()
     if os.environ.get(DIRECTORY):
         return {directory(): uid} if _may_be_there(directory()) else {}
-    found = {directory(): uid, "/run/tlcache": uid}
+    found = {directory(): uid, _AGENTS: uid}
     for pattern in ("/run/user/{}/tlcache", "/tmp/tlcache-{}"):
         if uid:
             found[pattern.format(uid)] = uid

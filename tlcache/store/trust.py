@@ -1,8 +1,8 @@
 """Who could have written what is about to be loaded. A library is code.
 
 Invariant: nothing is loaded from below a path that somebody other than the current user or root can
-write, unless TLCACHE_TRUST says so: `group` admits a group-writable root, as Kubernetes' fsGroup
-makes them; `any` admits everything and is logged.
+write, unless TLCACHE_TRUST or tlcache.toml says so: `group` admits a group-writable root, as
+Kubernetes' fsGroup makes them; `any` admits everything and is logged.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ class Trust:
 
     Args:
         root: The cache root.
+        level: Whom to trust, as TLCACHE_TRUST says it; by default what is set.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], level: str | None = None) -> None:
         self.root = os.path.abspath(root)
         self._inside = (self.root + os.sep, os.path.realpath(root) + os.sep)
-        self._level = _level()
+        self._level = _level() if level is None else level
         self._owners = {0, os.geteuid()}
         self._known: set[str] = set()
         if self._level == "any":
-            _log.warning("TLCACHE_TRUST=any: kernels are loaded from %s whoever can write it", root)
+            _log.warning("trust is any: kernels are loaded from %s whoever can write it", root)
 
     def check(self, path: str) -> None:
         """Check a file, every directory above it, and whatever links on the way point at.
@@ -124,7 +125,13 @@ def set_umask() -> None:
 
 
 def _level() -> str:
-    return os.environ.get("TLCACHE_TRUST", "").strip().lower()
+    """What the environment says, else tlcache.toml."""
+    named = os.environ.get("TLCACHE_TRUST", "").strip().lower()
+    if named:
+        return named
+    from tlcache import config
+
+    return config.value("trust") or "owner"
 
 
 def _private(gid: int) -> bool:

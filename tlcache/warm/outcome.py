@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["Outcome", "Status"]
 
-Status = Literal["compiled", "present", "unrecorded", "failed", "missing", "planned"]
+Status = Literal["compiled", "present", "unrecorded", "failed", "missing", "planned", "same"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Outcome:
     Attributes:
         status: `compiled`; `present`: it has a valid record; `unrecorded`: it is in TileLang's own
             cache, but no record can be made for its kind; `failed`; `missing` (with `--check`);
-            `planned` (a dry run).
+            `planned` (a dry run); `same`: its replay asks TileLang for the key that was recorded.
         seconds: What the compile took.
         saved_seconds: What the next start saves.
         bytes: Size of the entry that was written.

@@ -38,9 +38,16 @@ class _Worker:
 
 
 def default_jobs() -> int:
-    """As many workers as this process's cores, and the memory that is free, allow."""
+    """As many workers as is set, else as this process's cores, and the memory that is free,
+    allow.
+    """
     import psutil
 
+    from tlcache import config
+
+    if (chosen := config.value("jobs")) is not None:
+        assert isinstance(chosen, int)
+        return chosen
     cores = len(os.sched_getaffinity(0))
     quota = _cgroup("cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
@@ -71,9 +78,11 @@ def run(
     timeout: float | None = None,
     fail_fast: bool = False,
     quiet: bool = True,
+    compare: bool = False,
     on_start: Callable[[int], None] = lambda index: None,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Compile specs, and yield each one's index and outcome as it ends.
+    """Compile specs, or see whether they are the kernels of their keys; yield each one's index and
+    outcome as it ends.
 
     Args:
         specs: What to compile.
@@ -83,11 +92,12 @@ def run(
         timeout: Seconds for one kernel; then its worker and its compilers are killed.
         fail_fast: Stop at the first failure; the rest has no outcome.
         quiet: Throw away what TileLang and the compilers print.
+        compare: Compile nothing: see whether a replay comes to the key.
         on_start: Told the index of each spec as it is handed to a worker.
     """
     os.environ["TILELANG_CACHE_DIR"] = root  # the fork server imports TileLang, which looks at it
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tlcache.warm.worker"])
+    context.set_forkserver_preload(["tlcache.warm.preloaded"])
     waiting = deque(range(len(specs)))
     with tempfile.TemporaryDirectory(prefix="tlcache-warm-") as scratch, _workers() as workers:
         _start_server()
@@ -99,7 +109,7 @@ def run(
                     worker.task, worker.started = waiting.popleft(), time.monotonic()
                     on_start(worker.task)
                     key = keys[worker.task] if keys is not None else None
-                    _send(worker, specs[worker.task], key)
+                    _send(worker, specs[worker.task], key, compare)
             for worker in _ready(workers, timeout):
                 index, outcome = worker.task, _received(worker, timeout)
                 worker.task = None
@@ -150,9 +160,9 @@ def _serve(pipe: Any, root: str, scratch: str, quiet: bool) -> None:
     worker.serve(pipe, root, scratch, quiet)
 
 
-def _send(worker: _Worker, spec: KernelSpec, key: str | None) -> None:
+def _send(worker: _Worker, spec: KernelSpec, key: str | None, compare: bool) -> None:
     try:
-        worker.pipe.send((spec.to_json(), key))
+        worker.pipe.send((spec.to_json(), key, compare))
     except OSError:
         pass  # it died; its sentinel says so at the next wait
 

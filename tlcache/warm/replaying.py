@@ -22,13 +22,23 @@ from tlcache import arguments
 from tlcache.errors import FactoryError
 from tlcache.spec import KernelSpec
 
-__all__ = ["keep_drifted", "kernel", "watch"]
+__all__ = ["compare", "keep_drifted", "kernel", "watch"]
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.made: list[Any] | None = None
         self.drifted: list[Callable[[], Any]] = []
+        self.wanted: str | None = None
+        self.keys: list[str] = []
+
+
+class _Found(BaseException):
+    """TileLang was asked for the key that is wanted; past whatever the factory catches."""
+
+
+class _Other(BaseException):
+    """It was asked for another one; in the place of a compile."""
 
 
 _thread = _Thread()
@@ -58,15 +68,51 @@ def kernel(spec: KernelSpec, key: str | None = None, *, targeted: bool = False) 
         for one in made:
             if getattr(one, "_tilelang_cache_key", None) == key:
                 return one
-        raise FactoryError(
-            f"its replay makes another kernel than the program had: TileLang's key is "
-            f"{str(getattr(made[0], '_tilelang_cache_key', None))[:12]}, and was {key[:12]}",
-            hint="record it anew if its source has changed; otherwise something outside of its "
-            "arguments decides what it is",
-        )
+        raise _differs(str(getattr(made[0], "_tilelang_cache_key", None)), key)
     if isinstance(found, JITKernel) or len(made) == 1:
         return made[0]
-    raise FactoryError(
+    raise _no_kernel(spec, found)
+
+
+def compare(spec: KernelSpec, key: str, *, targeted: bool = False) -> None:
+    """Elaborate a spec until TileLang is asked for the kernel of a key; nothing is compiled. It
+    needs `watch`.
+
+    Args:
+        spec: The kernel.
+        key: The key that TileLang had for it.
+        targeted: As for `kernel`.
+
+    Raises:
+        FactoryError: The factory cannot be imported, or yields no kernel, or none of that key.
+    """
+    _thread.wanted, _thread.keys = key, []
+    try:
+        found = _followed(spec, targeted)
+    except _Found:
+        return
+    except Exception as error:
+        if not _thread.keys:
+            raise
+        raise _differs(_thread.keys[0], key) from error  # it went on with what is no kernel
+    finally:
+        _thread.wanted = None
+    if _thread.keys:
+        raise _differs(_thread.keys[0], key)
+    raise _no_kernel(spec, found)
+
+
+def _differs(made: str, key: str) -> FactoryError:
+    return FactoryError(
+        f"its replay makes another kernel than the program had: TileLang's key is {made[:12]}, "
+        f"and was {key[:12]}",
+        hint="record it anew if its source has changed; otherwise something outside of its "
+        "arguments decides what it is",
+    )
+
+
+def _no_kernel(spec: KernelSpec, found: Any) -> FactoryError:
+    return FactoryError(
         f"the factory {spec.kernel} yields a {type(found).__name__}, "
         "which is not a TileLang kernel",
         hint="it should return what `@tilelang.jit` makes, or a compiled kernel",
@@ -175,7 +221,17 @@ def watch() -> None:
     """
     import wrapt
 
-    wrapt.wrap_function_wrapper("tilelang.cache.kernel_cache", "KernelCache.cached", _cached)
+    module = "tilelang.cache.kernel_cache"
+    wrapt.wrap_function_wrapper(module, "KernelCache.cached", _cached)
+    wrapt.wrap_function_wrapper(module, "KernelCache._generate_key", _keyed)
+
+
+def _keyed(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    key = wrapped(*args, **kwargs)
+    if _thread.wanted is not None:
+        _thread.keys.append(key)
+        raise _Found if key == _thread.wanted else _Other
+    return key
 
 
 def keep_drifted() -> None:
@@ -192,6 +248,16 @@ def _cached(
 ) -> Any:
     function = args[0] if args else kwargs.pop("func")
     indices = args[1] if len(args) > 1 else kwargs.pop("out_idx", None)
+    if _thread.wanted is not None:
+        try:
+            return wrapped(
+                function,
+                list(indices) if isinstance(indices, list) else indices,
+                *args[2:],
+                **kwargs,
+            )
+        except _Other:
+            return None
     if not isinstance(indices, list) or _thread.made is None:
         kernel = wrapped(function, indices, *args[2:], **kwargs)
     else:

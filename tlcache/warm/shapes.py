@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,7 @@ from tlcache.spec import KernelSpec
 from tlcache.targets import Target, parse
 
 __all__ = ["FactoryWorkload", "OpWorkload", "Range", "Shapes", "Unreplayable", "Wanted"]
-__all__ += ["expand", "json_schema", "load", "targets"]
+__all__ += ["checked", "expand", "have_found", "json_schema", "load", "targets"]
 
 MOST = 100_000
 """Kernels that one document may expand to; more is a slip of the pen."""
@@ -261,6 +263,19 @@ def load(path: str | Path) -> Shapes:
         raise ShapesError(
             f"{path} is not JSON: {error}", hint=f"`python -m json.tool {shlex.quote(str(path))}`"
         ) from error
+    return checked(document, path)
+
+
+def checked(document: Any, path: str | Path) -> Shapes:
+    """A shapes document that was read already.
+
+    Args:
+        document: What its JSON says.
+        path: Its file, or another name for it, for messages.
+
+    Raises:
+        ShapesError: It is not what the schema says.
+    """
     try:
         return Shapes.model_validate(document)
     except ValidationError as error:
@@ -276,7 +291,7 @@ def _explained(path: str | Path, document: Any, error: ValidationError) -> Shape
     told = next((each for each in same if each["type"] == "value_error"), None)
     first = told or errors[0]
     place, value = _place(document, first["loc"])
-    if first["type"] == "missing" and len(same) == 1:
+    if all(each["type"] == "missing" for each in same):
         field = str(first["loc"][-1])
         where = f"{place}.{field}" if place else field
         return ShapesError(f"{path}: {where} is missing", hint=_HINT)
@@ -310,6 +325,13 @@ def _place(document: Any, loc: tuple[int | str, ...]) -> tuple[str, Any]:
             break
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     return place, value
+
+
+def have_found(shapes: Shapes) -> None:
+    """Have factories found where `python -m` would find them, and where a recorded program did."""
+    for place in (os.getcwd(), *shapes.paths):
+        if place not in sys.path and os.path.isdir(place):
+            sys.path.append(place)
 
 
 # --- expanding ---

@@ -6,7 +6,6 @@ The fork server imports it once; workers are forked from there, before any of th
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import tempfile
@@ -27,20 +26,17 @@ __all__ = ["serve"]
 
 # TileLang logs through tqdm, whose own lock is a semaphore that a killed worker would leave behind.
 tqdm.set_lock(threading.RLock())
-# Asked once, for all workers; and what is imported by now is shared by them, untouched by
-# collections.
+# Asked once, for all workers.
 toolchain.provenance()
 replaying.watch()
-gc.collect()
-gc.freeze()
 
 
 def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     """Compile what comes down the pipe until it closes.
 
     Args:
-        connection: Specs as JSON in, each with the key that TileLang is to have for it, or None;
-            `Outcome`s back.
+        connection: Specs as JSON in, each with the key that TileLang is to have for it, or None,
+            and whether only to compare that; `Outcome`s back.
         root: The cache root.
         scratch: A directory for what TileLang and the compilers leave behind; the parent removes
             it.
@@ -65,16 +61,29 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     while True:
         try:
             data: dict[str, Any]
-            data, wanted = connection.recv()
+            data, wanted, compare = connection.recv()
         except (EOFError, OSError):
             return
         if log is not None:
             os.ftruncate(log, 0)
-        outcome = _outcome(KernelSpec.from_json(data), wanted, root, log)
+        spec = KernelSpec.from_json(data)
+        outcome = _compared(spec, wanted) if compare else _outcome(spec, wanted, root, log)
         try:
             connection.send(outcome)
         except OSError:
             return
+
+
+def _compared(spec: KernelSpec, key: str | None) -> Outcome:
+    assert key is not None
+    try:
+        with pretending.pretending(spec.target):
+            replaying.compare(spec, key, targeted=True)
+    except TlcacheError as error:
+        return Outcome("failed", error=error.message, hint=error.hint)
+    except Exception as error:
+        return Outcome("failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
+    return Outcome("same")
 
 
 def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -> Outcome:

@@ -92,12 +92,13 @@ def test_the_tree_that_is_drawn_is_the_tree_that_is_there(drawn):
         above.append((name, depth))
 
 
-def test_an_exit_code_tells_a_wrong_request_from_a_wrong_machine_and_a_wrong_kernel():
+def test_an_exit_code_tells_a_wrong_request_from_a_wrong_machine_and_what_is_not_so():
     for kind in KINDS:
         wanted = {
             errors.UsageError: 2,
             errors.EnvironmentFault: 3,
             errors.KernelError: 1,
+            errors.ArchiveError: 1,
         }
         families = [family for family in wanted if issubclass(kind, family)]
         assert len(families) == 1 or kind is errors.TlcacheError

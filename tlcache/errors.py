@@ -16,14 +16,14 @@
         RuntimeLibraryError      3   TileLang's or tvm-ffi's runtime library is not installed
         AgentError               3   an agent cannot listen, or its directory is not the user's
         alone
-
-
+        TransferError            3   an archive cannot be fetched from where it is, or sent there
         DaemonError              3   the daemon cannot run here: another one does, or a socket
         cannot be had
       KernelError                1   this kernel is not to be had
         CompileError             1   it does not compile
         MissError                1   it is not in the cache, and compiling was ruled out
         CaptureError             1   it would have to be compiled during CUDA graph capture
+      ArchiveError               1   an archive is not what it should be, and is refused
 
 Each holds one sentence with the actual values, and a `hint`: what to do about it.
 """
@@ -34,6 +34,7 @@ from typing import ClassVar
 
 __all__ = [
     "AgentError",
+    "ArchiveError",
     "CacheRootError",
     "CaptureError",
     "CompileError",
@@ -51,6 +52,7 @@ __all__ = [
     "TargetError",
     "TlcacheError",
     "ToolchainError",
+    "TransferError",
     "UntrustedRootError",
     "UsageError",
 ]
@@ -144,6 +146,12 @@ class AgentError(EnvironmentFault):
     """
 
 
+class TransferError(EnvironmentFault):
+    """An archive cannot be fetched from where it is, or sent there: a server, the network, or a
+    package that speaks its protocol.
+    """
+
+
 class DaemonError(EnvironmentFault):
     """The daemon cannot run here: another one watches the root, or its socket cannot be had."""
 
@@ -162,3 +170,9 @@ class MissError(KernelError):
 
 class CaptureError(KernelError):
     """A kernel would have to be compiled while a CUDA graph is captured."""
+
+
+class ArchiveError(TlcacheError):
+    """An archive is not what it should be: damaged, hostile, of another digest, or not signed by
+    who should have. Nothing of it is taken.
+    """

@@ -1,15 +1,32 @@
-"""What the tests of commands share: a root that a module's own program makes, once."""
+"""What the tests of commands share: a root that a module's own program makes, once, and a warm that
+two hosts shared.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tlcache.store import layout, record
+
+RESOLVE = """
+import json, sys
+from tlcache import runtime
+from tlcache.spec import KernelSpec
+
+for spec in json.loads(sys.argv[1]):
+    runtime.resolve(KernelSpec.from_json(spec))
+counted = runtime.counters()
+print(json.dumps({name: getattr(counted, name) for name in ("restored", "disk", "compiled")}))
+"""
 
 
 @pytest.fixture
@@ -56,3 +73,47 @@ def root(made: Path, cache_root: Path) -> Path:
     """A copy of that root, in force for the test's commands."""
     shutil.copytree(made, cache_root)
     return cache_root
+
+
+@pytest.fixture(scope="session")
+def warmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Roots of the CPU's kernels of `whole.json`: `whole` has all four; `one` and `two` are those
+    of two hosts, one started by Kubernetes and one by Slurm, that published their shards into
+    `shards`. `some.json` asks for two of the four.
+    """
+    place = tmp_path_factory.mktemp("warmed")
+    for name, rows in (("whole", [1, 2, 3, 4]), ("some", [1, 2])):
+        workload = {"op": "rms_norm", "M": rows, "N": 64, "eps": 1e-6, "dtype": "float32"}
+        document = {"version": 1, "targets": ["cpu"], "workloads": [workload]}
+        (place / f"{name}.json").write_text(json.dumps(document))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_AMBIENT)}
+    shared = ["--shard", "auto", "--publish", "shards"]
+    for name, options, env in (
+        ("whole", [], {}),
+        ("one", shared, {"JOB_COMPLETION_INDEX": "0", "JOB_COMPLETIONS": "2"}),
+        ("two", shared, {f"SLURM_ARRAY_TASK_{k}": v for k, v in _SECOND_OF_TWO.items()}),
+    ):
+        program = [sys.executable, "-c", "from tlcache.cli import main; main()"]
+        command = [*program, "warm", "--shapes", "whole.json", "--cache-dir", name, *options]
+        subprocess.run(command, cwd=place, env=kept | env, check=True, capture_output=True)
+    return place
+
+
+@pytest.fixture
+def resolved(python: Callable[..., Any]) -> Callable[[Path], dict[str, int]]:
+    """Have a process resolve all kernels of which a root has records, in the root in force; what
+    became of them.
+    """
+
+    def resolved(root: Path) -> dict[str, int]:
+        found = [record.read(root, path.stem) for path in layout.records(root)]
+        done = python(RESOLVE, json.dumps([one.spec.to_json() for one in found if one]))
+        assert done.code == 0, done.err
+        counts: dict[str, int] = done.json
+        return counts
+
+    return resolved
+
+
+_AMBIENT = ("TLCACHE_", "TILELANG_", "JOB_", "SLURM_", "RANK", "WORLD_SIZE")
+_SECOND_OF_TWO = {"ID": "4", "MIN": "3", "MAX": "4", "COUNT": "2", "STEP": "1"}

@@ -281,7 +281,10 @@ def test_json_is_all_of_stdout_and_says_what_became_of_each_kernel(warm, copied,
     ran = warm("--target", "sm90", "--target", "cpu", "--check", "--json", rows=(2, 3))
     assert ran.code == 1
     told = ran.json
-    assert list(told) == ["schema", "root", "targets", "kernels", "unreplayable", "summary"]
+    assert list(told) == [
+        *("schema", "root", "targets", "shard", "published", "kernels", "unreplayable", "summary")
+    ]
+    assert told["shard"] is told["published"] is None
     assert told["schema"] == 1
     assert told["root"] == str(copied)
     assert told["targets"] == ["sm_90a", "cpu"]

@@ -72,7 +72,10 @@ def test_a_program_without_the_hooks_finds_the_keys_that_negative_outputs_drift_
     record = tmp_path / "shapes.json"
     program("cpu_program.py", "first", "--record", str(record))
     root = tmp_path / "second"
-    assert tlcache("warm", "--shapes", record, "--target", "cpu", "--cache-dir", root).code == 0
+    elsewhere, some = tmp_path / "elsewhere", ("--shapes", record, "--target", "cpu")
+    warmed = tlcache("warm", *some, "--cache-dir", elsewhere, "--publish", tmp_path / "shards")
+    assert warmed.code == 0, warmed.err
+    assert tlcache("import", tmp_path / "shards/*", "--cache-dir", root).code == 0
     entries = sorted(root.glob("*/*/kernels/*"))
     assert len(entries) == 8 + 5  # three of `add`, one of `scaled`, one of `compiled`
     env = {"TILELANG_CACHE_DIR": str(root), "TILELANG_DEFAULT_TARGET": "c"}

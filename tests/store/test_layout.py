@@ -277,6 +277,37 @@ def test_every_kernel_of_a_root_is_found_again_by_a_file_in_it(mixed_root):
         assert layout.holding(f"{one.location}/any") == (layout.root_of(mixed_root, one), one)
 
 
+@pytest.mark.parametrize(
+    ("path", "kind", "location", "name"),
+    [
+        (f"0.1.15/linux-x86_64/kernels/{'ab' * 32}/executable.so", "kernel", -14, "executable.so"),
+        (f"0.1.15/linux-x86_64/autotuner/{'ab' * 32}/a.json", "autotuner", -7, "a.json"),
+        (f"0.1.15/cuda-binaries/{'ab' * 32}/kernel.cubin", "cuda-binary", -13, "kernel.cubin"),
+        (f"0.1.14/cuda-binaries/{'ab' * 32}.cubin", "cuda-binary", None, f"{'ab' * 32}.cubin"),
+        (f"0.1.11-x86_64/kernels/{'ab' * 32}/params.pkl", "kernel", -11, "params.pkl"),
+        (f"{'ab' * 32}/kernel.cu", "kernel", -10, "kernel.cu"),
+        (f"autotuner/{'ab' * 32}/out_idx.json", "autotuner", -13, "out_idx.json"),
+    ],
+)
+def test_a_files_path_tells_what_it_belongs_to(path, kind, location, name):
+    found = layout.file_of(path)
+    assert found is not None
+    place, called = found
+    assert (place.kind, place.key, called) == (kind, "ab" * 32, name)
+    assert place.location == path[:location]
+
+
+def test_all_files_of_a_root_belong_to_its_places(mixed_root):
+    for place in layout.places(mixed_root):
+        if place.kind in ("kernel", "autotuner", "cuda-binary"):
+            files = place.path.iterdir() if place.path.is_dir() else [place.path]
+            for file in files:
+                below = file.relative_to(mixed_root)
+                found, _ = layout.file_of(str(below))
+                assert mixed_root / found.location == place.path
+                assert found._replace(location=place.location) == place
+
+
 # --- one directory ---
 
 

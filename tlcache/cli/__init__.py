@@ -31,12 +31,15 @@ _COMMANDS = {
     "top": "Watch what running processes do: the same as `tlcache stats --watch`.",
     "verify": "Check every file of a cache, and who could have written it.",
     "prune": "Delete kernels with their records, and the cuda-binaries that only they need.",
+    "export": "Write kernels of a cache into one archive, to a file or URL.",
+    "import": "Check archives, and take their kernels into a cache root.",
     "doctor": "Check the cache and this machine, and say what to do about each fault.",
     "key": "Print the version key of this environment, and what it is made of.",
     "config": "Show the settings in force, and where each value came from.",
     "env": "Print the exports that put a process on a cache root of its own version key.",
     "daemon": "Watch, bound and serve caches, continuously.",
 }
+_MODULES = {"import": "import_"}  # a word of Python's
 
 
 class _Lazy(click.Group):
@@ -46,7 +49,7 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"tlcache.cli.{cmd_name}")
+        module = importlib.import_module(f"tlcache.cli.{_MODULES.get(cmd_name, cmd_name)}")
         command = module.command
         assert isinstance(command, click.Command)
         return command

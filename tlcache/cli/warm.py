@@ -17,8 +17,10 @@ import click
 
 from tlcache import targets as target_names
 from tlcache.cli import options, render
+from tlcache.cli import share as sharing
+from tlcache.cli.share import Published, Share
 from tlcache.cli.signals import Terminated, terminable
-from tlcache.errors import CacheRootError, TargetError
+from tlcache.errors import CacheRootError, TargetError, TlcacheError, UsageError
 from tlcache.fingerprint import platform_name, tilelang_version
 from tlcache.store import coverage, layout, locks, roots, schedules
 from tlcache.store.trust import Trust, set_umask
@@ -60,6 +62,7 @@ def _print_schema(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @options.cache_dir
 @options.overlay
+@sharing.options
 @click.option("--dry-run", is_flag=True, help="Show what would be compiled, and compile nothing.")
 @click.option("--check", is_flag=True, help="Exit with 1 if anything is missing; compile nothing.")
 @click.option(
@@ -90,6 +93,7 @@ def command(
     schedules_path: str | None,
     cache_dir: str | None,
     overlay: str | None,
+    share: Share,
     dry_run: bool,
     check: bool,
     keep_going: bool,
@@ -125,13 +129,20 @@ def command(
         if there.exists():
             Trust(there).check_root()
     chooser = schedules.Chooser(root, tuned, places[1:])
+    share.ready(root)
+    if share.place is not None and len(places) > 1:
+        raise UsageError(
+            "`--publish` sends what one root has, and here are several in force",
+            hint="name one by `--cache-dir`, without `--overlay`",
+        )
     wanted = shapes.expand(document, path, chosen, chooser)
     for unfit in chooser.unfit:
         render.note(
             f"note: the tuned schedule of {unfit.spec.title} ({unfit.spec.schedule_text}) does not "
             "fit the kernel any more; it is left out"
         )
-    again = _command(path, spellings, schedules_path, cache_dir, overlay)
+    wanted, share = share.taken(wanted)
+    again = _command(path, spellings, schedules_path, cache_dir, overlay, share)
     items = plan.make(wanted, places)
     if check:
         for item in items:
@@ -141,9 +152,9 @@ def command(
     if check or dry_run:
         for item in todo:
             item.outcome = Outcome("missing" if check else "planned")
-        return _report(items, document, root, chosen, json_wanted, again)
+        return _report(items, document, root, chosen, json_wanted, again, share)
     name = coverage.key(data, [target.name for target in chosen])
-    covering = Covering(name, document, chosen, places)
+    covering = None if share.is_partial else Covering(name, document, chosen, places)
     progress: _Quiet | None = _Steps(items) if steps else None
     interrupted = 0
     if todo or root.exists() or len(places) == 1:
@@ -154,7 +165,7 @@ def command(
                 plan.look(todo, places)
                 plan.without_toolchain(todo)
                 todo = [item for item in todo if item.outcome is None]
-                if todo:
+                if todo and covering is not None:
                     covering.write(items)
                 _compile(todo, root, jobs, timeout, keep_going, verbose, progress)
                 chooser.install(
@@ -166,9 +177,22 @@ def command(
             interrupted = signal.SIGINT
         except Terminated:
             interrupted = signal.SIGTERM
-    if todo or not covering.known(items):
+    if covering is not None and (todo or not covering.known(items)):
         covering.write(items)
-    code = _report(items, document, root, chosen, json_wanted, again)
+    published, fault = None, None
+    if not interrupted:
+        try:
+            with terminable():
+                published = share.published(root, items)
+        except KeyboardInterrupt:
+            interrupted = signal.SIGINT
+        except Terminated:
+            interrupted = signal.SIGTERM
+        except TlcacheError as error:
+            fault = error  # after what was compiled is told
+    code = _report(items, document, root, chosen, json_wanted, again, share, published)
+    if fault is not None:
+        raise fault
     return 128 + interrupted if interrupted else code
 
 
@@ -199,6 +223,7 @@ def _command(
     schedules_path: str | None,
     cache_dir: str | None,
     overlay: str | None,
+    share: Share,
 ) -> str:
     """The command that compiles what is missing, as a shell takes it."""
     words = ["tlcache", "warm", "--shapes", path]
@@ -208,7 +233,7 @@ def _command(
         words += ["--schedules", schedules_path]
     for option, given in (("--cache-dir", cache_dir), ("--overlay", overlay)):
         words += [option, given] if given is not None else []
-    return shlex.join(words)
+    return shlex.join([*words, *share.words()])
 
 
 def _tell_waiting() -> None:
@@ -318,6 +343,8 @@ def _report(
     chosen: list[Target],
     json_wanted: bool,
     again: str,
+    share: Share,
+    published: Published | None = None,
 ) -> int:
     outcomes = [item.outcome or Outcome("missing") for item in items]
     counts = Counter(outcome.status for outcome in outcomes)
@@ -328,6 +355,8 @@ def _report(
             {
                 "root": str(root),
                 "targets": [target.name for target in chosen],
+                "shard": share.as_json(),
+                "published": published.as_json() if published is not None else None,
                 "kernels": [_kernel(item) for item in items],
                 "unreplayable": [one.model_dump() for one in document.unreplayable],
                 "summary": {
@@ -341,6 +370,8 @@ def _report(
     else:
         _print_unreplayable(document)
         _print_report(items, counts, saved, written, again)
+        if published is not None:
+            published.show()
     if any(outcome.fault for outcome in outcomes):
         return 3
     return 1 if counts["failed"] or counts["missing"] else 0

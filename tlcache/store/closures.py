@@ -20,7 +20,7 @@ from tlcache.closure import Closure
 from tlcache.store import files, layout
 from tlcache.store.trust import Trust
 
-__all__ = ["recall", "remember"]
+__all__ = ["recall", "remember", "told"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +59,22 @@ def remember(root: str, kernel: str) -> None:
         files.write_atomically(path, json.dumps(data, indent=1).encode() + b"\n")
     except OSError as error:
         raise layout.unwritable(root, error) from error
+
+
+def told(name: str, data: bytes) -> tuple[str, str] | None:
+    """The factory and the digest that a closure's file tells; None where it is no sound file of
+    that name, or of another algorithm. Whether it holds here is not asked.
+    """
+    try:
+        values = json.loads(data)
+        algorithm, found = values.pop("algorithm"), Closure(**values)
+        sources, externals = dict(found.sources), dict(found.externals)
+        texts = [found.kernel, found.digest, *sources.values(), *externals.values(), *found.absent]
+        first = hashlib.sha256(found.kernel.encode()).hexdigest()[:16]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    sound = algorithm == closure.ALGORITHM and all(isinstance(text, str) for text in texts)
+    return (found.kernel, found.digest) if sound and name.startswith(f"{first}-") else None
 
 
 def _path(root: str, kernel: str) -> str | None:

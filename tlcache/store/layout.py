@@ -40,8 +40,8 @@ __all__ = [
     "places",
     "places_in",
 ]
-__all__ += ["caching_disabled", "record_path", "records", "root_of", "roots", "undecided"]
-__all__ += ["unwritable"]
+__all__ += ["caching_disabled", "file_of", "is_file_name", "record_path", "records", "root_of"]
+__all__ += ["roots", "undecided", "unwritable"]
 
 # As text: compiling them costs a start that lists nothing 0.3 ms; `re` keeps what it compiled.
 _KEY = r"[0-9a-f]{64}"
@@ -359,6 +359,54 @@ def holding(path: str) -> tuple[str, EntryPlace] | None:
         platform = f"linux-{match['machine']}"
         return "/".join(parts[:-2]), EntryPlace(key, above, match["version"], platform, kind)
     return "/".join(parts[:-1]), EntryPlace(key, above, None, None, kind)
+
+
+_FILE = r"(?a)[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}"
+_THINGS = tuple(
+    rf"(?a){above}(?P<key>{_KEY})"
+    for above in (
+        rf"(?P<version>{_VERSION})/(?P<platform>{_PLATFORM})/(?P<kind>kernels|autotuner)/",
+        rf"(?P<version>{_VERSION})/(?P<kind>cuda-binaries)/",
+        rf"{_OLD_NAMESPACE}/(?P<kind>kernels|autotuner)/",
+        r"(?:(?P<kind>autotuner)/)?",
+    )
+)
+_BINARY = rf"(?a)(?P<version>{_VERSION})/cuda-binaries/(?P<key>{_KEY})\.(?:cubin|fatbin)"
+
+
+def file_of(path: str) -> tuple[EntryPlace, str] | None:
+    """What a file in a root would belong to: a kernel, a tuner's result or a cuda-binary.
+
+    Args:
+        path: Of the file, below the root.
+
+    Returns:
+        The thing, its location below the root, and the file's name; None for whatever else.
+    """
+    above, _, name = path.rpartition("/")
+    if (place := _thing(above)) is not None:
+        return (place, name) if is_file_name(name) else None
+    if match := re.fullmatch(_BINARY, location := path.removesuffix(".sha256")):
+        return EntryPlace(match["key"], location, match["version"], None, "cuda-binary"), name
+    return None
+
+
+@functools.lru_cache(maxsize=1024)  # there are a few, again and again
+def is_file_name(name: str) -> bool:
+    """Whether a file of a thing may have a name; whatever TileLang writes has such a one."""
+    return re.fullmatch(_FILE, name) is not None
+
+
+@functools.lru_cache(maxsize=1024)  # the files of a thing are asked for one after the other
+def _thing(location: str) -> EntryPlace | None:
+    for pattern in _THINGS:
+        if match := re.fullmatch(pattern, location):
+            found = match.groupdict()
+            machine = found.get("machine")
+            platform = f"linux-{machine}" if machine else found.get("platform")
+            kind = _KINDS[found["kind"] or "kernels"]
+            return EntryPlace(found["key"], location, found.get("version"), platform, kind)
+    return None
 
 
 def undecided(path: str) -> list[str]:

@@ -57,12 +57,12 @@ class Content(NamedTuple):
     data: bytes | None
 
 
-def shown(text: str) -> str:
+def shown(text: str, longest: int = _LONGEST) -> str:
     """A text from a file as one short line that a terminal can be given."""
     safe = "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
-    return safe if len(safe) <= _LONGEST else f"{safe[: _LONGEST - 1]}…"
+    return safe if len(safe) <= longest else f"{safe[: longest - 1]}…"
 
 
 class Opened:

@@ -1,7 +1,8 @@
-"""Whether what tlcache itself keeps in a root is sound: records, schedules, closures.
+"""Whether what tlcache itself keeps in a root is sound: records, schedules, closures; and what an
+import that was killed left in staging.
 
-Invariant: judged are only the three folders that are known here, and in them only files; what else
-lies below `<root>/tlcache` belongs to other modules.
+Invariant: judged are only the folders that are known here, and in the first three only files; what
+else lies below `<root>/tlcache` belongs to other modules.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tlcache import closure, modules
 from tlcache.errors import FactoryError, SpecError
 from tlcache.spec import RECORD_SCHEMA, KernelSpec
 from tlcache.store import record, schedules
+from tlcache.store.archive import incoming
 from tlcache.store.opened import Fault, Unsound, read_file, shown
 from tlcache.store.record import Record
 
@@ -60,6 +62,8 @@ def judge(
 ) -> Iterator[Located]:
     """Read all of tlcache's own files in a root, and yield what is wrong.
 
+    A batch in staging counts by its lock, and so whatever its age.
+
     Args:
         root: The cache root.
         hashed: The sizes and sha256 of the files in TileLang's entries, by the entries' paths
@@ -70,6 +74,12 @@ def judge(
     judging = _Judging(root, hashed, broken, time.time() if now is None else now)
     for folder in ("records", "schedules", "closures"):
         yield from judging.folder(folder)
+    for path in incoming.left_behind(root):
+        what = "was left behind by an import that was killed; the next import deletes it"
+        try:
+            yield Located(path, os.lstat(path), Fault("stale", "warning", "", what))
+        except OSError:
+            pass  # that import is at work
 
 
 class _Judging:

@@ -27,7 +27,8 @@ from tlcache.spec import KernelSpec
 from tlcache.store import files, layout
 from tlcache.store.trust import Trust
 
-__all__ = ["VERSION", "Chooser", "Tuned", "dump", "find", "key", "load", "place", "write"]
+__all__ = ["VERSION", "Chooser", "Tuned", "dump", "find", "key", "load", "place", "spec_of"]
+__all__ += ["write"]
 
 _log = logging.getLogger(__name__)
 VERSION = 1
@@ -107,6 +108,17 @@ def key(spec: KernelSpec) -> str:
     named = {**spec.to_json(), "schedule": {}}
     text = json.dumps(named, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def spec_of(name: str, data: bytes) -> KernelSpec | None:
+    """The kernel that a file of such a name says is the fastest; None where it is damaged, or
+    misplaced.
+    """
+    try:
+        spec = Tuned.from_json(json.loads(data)).spec
+    except (ValueError, RecursionError, SpecError):
+        return None
+    return spec if name == f"{key(spec)}.json" else None
 
 
 def place(root: str | os.PathLike[str], name: str) -> str:

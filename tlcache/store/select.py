@@ -151,7 +151,7 @@ class Filter:
                 or (toolkit is not None and f"{toolkit}.".startswith(f"{self.toolkit}."))
             )
             and _since(self.older_than, one.created, now)
-            and _since(self.unused_for, one.last_used or one.created, now)
+            and _since(self.unused_for, _touched(one), now)
             and (self.larger_than is None or one.bytes >= self.larger_than)
             and not (self.no_record and (one.record is not None or one.place.kind != "kernel"))
             and _any(self.keys, (one.place.key,), _begins)
@@ -161,6 +161,11 @@ class Filter:
         """The entries that are selected."""
         now = datetime.now(timezone.utc)
         return (one for one in found if self.matches(one, now))
+
+
+def _touched(one: Entry) -> datetime | None:
+    """When an entry was last used, or came: what was imported is as old as its compile, and new."""
+    return max(filter(None, (one.last_used, one.created)), default=None)
 
 
 def _any(wanted: tuple[str, ...], have: Iterable[str], fits: Callable[[str, str], bool]) -> bool:

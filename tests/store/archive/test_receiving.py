@@ -1,0 +1,394 @@
+"""Export and import from end to end: the same bytes for the same files, what lands, what stays, and
+what a kill leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from tlcache.errors import ArchiveError, CacheRootError, MissError, UntrustedRootError, UsageError
+from tlcache.store import layout, locks, record, scan, schedules, verify
+from tlcache.store.archive import choosing, incoming, publishing, reading, receiving, sending
+from tlcache.store.select import Filter
+
+
+def sent(choice, path: Path):
+    sending.send(choice, str(path))
+    return path
+
+
+def test_an_import_gives_the_files_that_were_exported(taken, archive, source, cache_root, files):
+    imported = taken(archive)
+    assert files(cache_root) == files(source)
+    assert imported.published.new["kernel"] == sum(1 for _ in layout.entries(source))
+    assert imported.published.new["record"] == sum(1 for _ in layout.records(source))
+    assert not imported.published.left
+    assert not (cache_root / "tlcache" / incoming.NAME).exists()
+
+
+def test_a_root_that_was_imported_is_sound(taken, archive, cache_root):
+    taken(archive)
+    assert {found.severity for found in verify.plan(cache_root)} <= {"note"}
+
+
+def test_the_same_files_give_the_same_bytes_wherever_they_lie(source, tmp_path, archive):
+    other = tmp_path / "elsewhere" / "copy"
+    shutil.copytree(source, other)
+    for path in other.rglob("*"):
+        os.utime(path, (5, 5))
+        path.chmod(0o755)
+    assert (
+        sent(choosing.everything(str(other)), tmp_path / "b").read_bytes() == archive.read_bytes()
+    )
+
+
+def test_an_imported_root_packs_to_the_same_bytes(taken, archive, cache_root, tmp_path):
+    taken(archive)
+    again = sent(choosing.everything(str(cache_root)), tmp_path / "again.tar.zst")
+    assert again.read_bytes() == archive.read_bytes()
+
+
+def test_any_tar_program_unpacks_an_archive(archive, source, tmp_path, files):
+    place = tmp_path / "plain"
+    place.mkdir()
+    with archive.open("rb") as file:
+        plain = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read()
+    subprocess.run(["tar", "-x", "-C", place], input=plain, check=True)
+    found = files(place)
+    index = json.loads(found.pop("index.json"))
+    assert found == files(source)
+    assert list(index["files"]) == [*dict.fromkeys(index["files"])]
+    assert set(index["files"]) == set(found)
+
+
+def test_the_index_tells_who_built_it_and_what_it_covers(archive):
+    with archive.open("rb") as file:
+        index = reading.read_index("x", file)
+    assert set(index.builder) == {"tlcache", "platform", "tilelang", "tvm_ffi", "glibc"}
+    assert index.coverage["targets"] == {"sm_90a": len(index.records)}
+    assert index.coverage["kernels"] > len(index.records)
+
+
+def test_a_filter_takes_kernels_with_their_cuda_binaries_records_and_schedules(source, tmp_path):
+    path = sent(choosing.by_filter(str(source), Filter(tilelang="0.1.15")), tmp_path / "some")
+    with path.open("rb") as file:
+        index = reading.read_index("x", file)
+    assert {path.split("/")[0] for path in index.files} == {"0.1.15", "tlcache"}
+    kinds = {thing.place.kind for thing in index.things.values()}
+    assert {"kernel", "cuda-binary"} <= kinds
+    assert any(name.startswith("tlcache/schedules/") for name in index.files)
+
+
+def test_keys_take_the_kernels_of_their_records_alone(source, tmp_path):
+    key = next(layout.records(source)).stem
+    path = sent(choosing.by_keys(str(source), [key]), tmp_path / "one")
+    with path.open("rb") as file:
+        index = reading.read_index("x", file)
+    assert set(index.records) == {key}
+    assert index.coverage["asked"] == 1
+    assert sum(thing.place.kind == "kernel" for thing in index.things.values()) == 1
+
+
+def test_a_key_that_is_not_there_is_a_miss(source):
+    with pytest.raises(MissError, match="the kernel cdcdcdcdcdcd is not in"):
+        choosing.by_keys(str(source), ["cd" * 32])
+
+
+def test_what_is_damaged_is_left_out_and_said(source, tmp_path, taken, cache_root):
+    place = next(p for p in layout.entries(source) if p.tilelang == "0.1.15")
+    (place.path / "params.json").write_text("{}")
+    written = sending.send(choosing.everything(str(source)), str(tmp_path / "a.tar.zst"))
+    below = os.path.relpath(place.location, source)
+    assert written.left == ((below, "has another params.json than its manifest.json lists"),)
+    taken(tmp_path / "a.tar.zst")
+    assert not (cache_root / below).exists()
+    assert {found.severity for found in verify.plan(cache_root)} <= {"note"}
+
+
+def test_a_link_in_an_entry_is_not_followed(source, tmp_path):
+    filed = record.read(source, next(layout.records(source)).stem)
+    library = source / filed.entry / filed.library.name
+    library.rename(tmp_path / "library")
+    library.symlink_to(tmp_path / "library")
+    written = sending.send(choosing.everything(str(source)), str(tmp_path / "a.tar.zst"))
+    assert written.left[0][1] == "has no library"
+
+
+def test_what_is_there_already_stays(taken, archive, cache_root, source, tree):
+    shutil.copytree(source, cache_root)
+    before = tree(cache_root)
+    stamps = {path: path.stat().st_ino for path in cache_root.rglob("*") if path.is_file()}
+    imported = taken(archive)
+    assert imported.published.new == {}
+    after = {name: data for name, data in tree(cache_root).items() if "locks" not in name}
+    assert {name: data for name, data in after.items() if ".staging" not in name} == before
+    assert all(path.stat().st_ino == inode for path, inode in stamps.items())
+
+
+def test_two_archives_gathered_are_one_of_both(source, tmp_path, taken, cache_root, files):
+    keys = sorted(path.stem for path in layout.records(source))
+    halves = []
+    for number in range(2):
+        path = tmp_path / f"shard-{number}.tar.zst"
+        halves.append(sent(choosing.by_keys(str(source), keys[number::2]), path))
+    taken(*halves)
+    assert sorted(path.stem for path in layout.records(cache_root)) == keys
+    for key in keys:
+        filed = record.read(cache_root, key)
+        assert filed is not None
+        assert record.sound_library(cache_root, filed) is not None
+    assert {found.severity for found in verify.plan(cache_root)} <= {"note"}
+
+
+def recompiled(root: Path, key: str) -> None:
+    """Another compile of a record's kernel: the same code, of other bytes."""
+    filed = record.read(root, key)
+    library = root / filed.entry / filed.library.name
+    library.write_bytes(library.read_bytes() + b"another temporary path")
+    manifest = root / filed.entry / "manifest.json"
+    if manifest.exists():
+        import hashlib
+
+        document = json.loads(manifest.read_text())
+        data = library.read_bytes()
+        told = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        document["files"][library.name] = told
+        manifest.write_text(json.dumps(document))
+
+
+def test_a_record_comes_to_tell_of_the_library_that_somebody_else_compiled_before(
+    taken, archive, source, cache_root
+):
+    shutil.copytree(source, cache_root)
+    key = next(layout.records(source)).stem
+    recompiled(cache_root, key)
+    (cache_root / os.path.relpath(layout.record_path(source, key), source)).unlink()
+    imported = taken(archive)
+    assert imported.published.new == {"record": 1}
+    filed, before = record.read(cache_root, key), record.read(source, key)
+    assert record.sound_library(cache_root, filed) is not None
+    assert replace(filed, library=before.library) == before
+
+
+def test_a_record_that_does_not_hold_any_more_is_replaced(taken, archive, source, cache_root):
+    shutil.copytree(source, cache_root)
+    key = next(layout.records(source)).stem
+    filed = record.read(cache_root, key)
+    shutil.rmtree(cache_root / filed.entry)
+    record.write(cache_root, replace(filed, library=filed.library._replace(sha256="00" * 32)))
+    assert taken(archive).published.new == {"kernel": 1, "record": 1}
+    assert record.read(cache_root, key) == record.read(source, key)
+
+
+def test_a_record_is_not_filed_for_an_entry_that_is_damaged_there(
+    taken, archive, source, cache_root
+):
+    shutil.copytree(source, cache_root)
+    key = next(layout.records(source)).stem
+    filed = record.read(cache_root, key)
+    (cache_root / filed.entry / filed.library.name).write_bytes(b"broken")
+    path = Path(layout.record_path(cache_root, key))
+    path.unlink()
+    imported = taken(archive)
+    assert list(imported.published.left) == [str(path.relative_to(cache_root))]
+    assert not path.exists()
+
+
+def test_what_was_imported_does_not_look_used(taken, archive, cache_root, forgery):
+    taken(archive)
+    compiled = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+    recorded = [one for one in scan.kernels(cache_root) if one.record is not None]
+    assert recorded
+    now = datetime.now(timezone.utc)
+    for one in recorded:
+        assert one.last_used == compiled
+        assert now - one.created < timedelta(minutes=5)
+    # Nor is it old: to have come today is to be written today.
+    assert not list(Filter(unused_for=timedelta(days=14)).select(recorded))
+
+
+def test_use_after_an_import_is_seen(taken, archive, cache_root):
+    taken(archive)
+    key = next(layout.records(cache_root)).stem
+    record.used(cache_root, key)
+    one = next(
+        one for one in scan.kernels(cache_root) if one.record and one.record.action_key == key
+    )
+    assert datetime.now(timezone.utc) - one.last_used < timedelta(minutes=5)
+
+
+def test_a_root_is_made_where_there_is_none(taken, archive, cache_root):
+    assert not cache_root.exists()
+    taken(archive)
+    for name in ("kernels", ".staging"):
+        assert (cache_root / "0.1.15" / "linux-x86_64" / name).is_dir()
+
+
+def test_a_refused_archive_makes_no_root(taken, tmp_path, cache_root):
+    (tmp_path / "none.tar.zst").write_bytes(b"nothing")
+    with pytest.raises(ArchiveError):
+        taken(tmp_path / "none.tar.zst")
+    assert not cache_root.exists()
+
+
+def test_one_refused_archive_of_several_leaves_the_root_as_it_was(
+    taken, archive, tmp_path, cache_root
+):
+    cut = tmp_path / "cut.tar.zst"
+    cut.write_bytes(archive.read_bytes()[:-100])
+    with pytest.raises(ArchiveError, match=r"cut\.tar\.zst is refused: it ends in the middle"):
+        taken(archive, cut)
+    assert not cache_root.exists()
+
+
+def test_a_root_that_others_can_write_is_refused(taken, archive, cache_root):
+    cache_root.mkdir()
+    cache_root.chmod(0o777)
+    with pytest.raises(UntrustedRootError):
+        taken(archive)
+    assert list(cache_root.iterdir()) == []
+
+
+def test_a_link_where_the_staging_should_be_is_not_followed(taken, archive, cache_root, tmp_path):
+    (tmp_path / "outside").mkdir()
+    (cache_root / "tlcache").mkdir(parents=True)
+    (cache_root / "tlcache" / incoming.NAME).symlink_to(tmp_path / "outside")
+    with pytest.raises(CacheRootError, match="is a link"):
+        taken(archive)
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_digest_is_compared_before_anything_is_read(taken, archive, tmp_path, cache_root):
+    import hashlib
+
+    right = hashlib.sha256(archive.read_bytes()).hexdigest()
+    with pytest.raises(ArchiveError, match=f"its digest is sha256:{right}, not sha256:00"):
+        taken(archive, verification=receiving.Verification(sha256="00" * 32))
+    assert not cache_root.exists()
+    imported = taken(archive, verification=receiving.Verification(sha256=right))
+    assert imported.archives[0].sha256 == right
+
+
+@pytest.mark.parametrize("text", ["", "sha256:", "md5:" + "0" * 64, "0" * 63, "g" * 64])
+def test_what_is_no_digest_is_wrong_usage(text):
+    with pytest.raises(UsageError, match="is no digest"):
+        receiving.digest_of(text)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(archive, mounted):
+    root = mounted("size=1m,mode=755")
+    with pytest.raises(CacheRootError, match="bytes free, and the archive unpacks to"):
+        receiving.receive(str(root), [str(archive)])
+    assert list(root.iterdir()) == []
+
+
+IMPORT = """
+import os, signal, sys
+from tlcache.store.archive import publishing, receiving, sending
+
+left = int(sys.argv[3])
+def dies(call):
+    def wrapped(*args, **kwargs):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args, **kwargs)
+    return wrapped
+
+os.rename, os.replace, os.mkdir = dies(os.rename), dies(os.replace), dies(os.mkdir)
+receiving.receive(sys.argv[1], [sys.argv[2]])
+print("done")
+"""
+
+
+def killed(root: Path, archive: Path, after: int) -> bool:
+    """Import, and be killed at the so-many-th rename or mkdir; False where that did not come."""
+    command = [sys.executable, "-c", IMPORT, str(root), str(archive), str(after)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL or done.stdout == "done\n", done.stderr
+    return done.returncode == -signal.SIGKILL
+
+
+def test_a_kill_at_any_point_leaves_a_root_that_is_whole_and_that_the_next_import_finishes(
+    archive, source, cache_root, files
+):
+    after, deaths = 0, 0
+    while killed(cache_root, archive, after):
+        deaths += 1
+        found = list(verify.plan(cache_root)) if cache_root.exists() else []
+        faults = [one for one in found if one.severity != "note"]
+        assert {one.kind for one in faults} <= {"stale"}, faults
+        for path in layout.records(cache_root):
+            filed = record.read(cache_root, path.stem)
+            assert filed is not None
+            assert record.sound_library(cache_root, filed) is not None
+        after += 9
+    assert deaths > 5
+    assert files(cache_root) == files(source)
+    assert {found.severity for found in verify.plan(cache_root)} <= {"note"}
+
+
+def test_verify_puts_what_a_killed_import_left_into_quarantine(archive, cache_root):
+    assert killed(cache_root, archive, 12)
+    (found,) = [one for one in verify.plan(cache_root) if one.severity == "warning"]
+    assert "left behind by an import that was killed" in found.what
+    assert verify.repair(found, "quarantine/20260101-000000-00000000")
+    assert list(incoming.left_behind(str(cache_root))) == []
+
+
+def test_an_import_that_is_at_work_is_not_taken_for_a_killed_one(cache_root):
+    with incoming.batch(str(cache_root)) as first:
+        assert list(incoming.left_behind(str(cache_root))) == []
+        with incoming.batch(str(cache_root)) as second:
+            assert os.path.isdir(first) and os.path.isdir(second)
+        assert os.path.isdir(first)
+        assert not [one for one in verify.plan(cache_root) if one.severity != "note"]
+
+
+def test_imports_at_the_same_time_give_what_one_gives(archive, source, cache_root, files):
+    command = [sys.executable, "-c", IMPORT, str(cache_root), str(archive), "100000"]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
+    for one in running:
+        assert one.wait() == 0, one.stderr.read()
+        one.stderr.close()
+    assert files(cache_root) == files(source)
+    assert {found.severity for found in verify.plan(cache_root)} <= {"note"}
+
+
+def test_nothing_is_published_while_entries_are_taken_away(archive, cache_root):
+    """A prune holds `records.lock` alone; an import waits for it."""
+    command = [sys.executable, "-c", IMPORT, str(cache_root), str(archive), "100000"]
+    with locks.removing(cache_root):
+        running = subprocess.Popen(command)
+        path = cache_root / "tlcache" / incoming.NAME
+        while not any(path.glob("*/0/0.1.15/linux-x86_64/kernels/*")):
+            assert running.poll() is None
+        assert not list(layout.records(cache_root))
+        assert not list(layout.entries(cache_root))
+    assert running.wait() == 0
+    assert list(layout.records(cache_root))
+
+
+def test_the_schedule_that_is_there_stays(taken, archive, source, cache_root):
+    (path,) = (source / "tlcache" / "schedules").rglob("*.json")
+    tuned = schedules.Tuned.from_json(json.loads(path.read_text()))
+    mine = replace(tuned, microseconds=0.5)
+    schedules.write(cache_root, mine)
+    assert taken(archive).published.there["schedule"] == 1
+    assert schedules.find(cache_root, tuned.spec) == mine
+
+
+def test_an_order_of_publishing_is_known_for_every_kind():
+    assert set(publishing._ORDER) == {"kernel", "cuda-binary", "autotuner"}

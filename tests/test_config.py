@@ -215,7 +215,7 @@ def test_a_wrong_value_is_told_with_file_key_value_and_form(layers, key, text, s
     ("key", "text"), [("max_size", "much"), ("jobs", "x"), ("roots", "a:b"), ("trust", "all")]
 )
 def test_a_wrong_variable_is_told_by_its_name(monkeypatch, key, text):
-    variable = f"TLCACHE_{key.upper()}"
+    variable = FIELDS[key].variable
     monkeypatch.setenv(variable, text)
     assert variable in (refused(f"{key} of {variable} is", text).hint or "")
 
@@ -242,7 +242,7 @@ def test_a_file_that_is_no_toml_is_told_by_its_path(layers, content, reason):
     refused(str(path), reason)
 
 
-def test_what_is_no_file_is_refused_and_not_waited_for(layers, tmp_path):
+def test_what_is_no_file_is_refused_and_not_waited_for(layers, monkeypatch):
     path = layers("user", "")
     path.unlink()
     os.mkfifo(path)
@@ -251,8 +251,9 @@ def test_what_is_no_file_is_refused_and_not_waited_for(layers, tmp_path):
     path.mkdir()
     refused(str(path))
     path.rmdir()
+    monkeypatch.chdir(path.parent)  # a socket's path is short
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(os.path.relpath(path))
+        server.bind(path.name)
         refused(str(path))
 
 

@@ -18,7 +18,7 @@ __all__ = ["cli", "main"]
 # Each command's one-line help stands here, so that `--help` imports no command.
 _COMMANDS = {
     "warm": "Compile the kernels of a shapes.json before a process needs them.",
-    "run": "Run a program with hooks on TileLang, in it and in what it starts.",
+    "run": "Run a program, its kernels warm, with hooks on TileLang.",
     "record": "Write the workloads that running processes met as a shapes.json.",
     "shapes": "Write a shapes.json for the model of a Hugging Face config.json.",
     "tune": "Find the fastest schedules of a shapes.json's workloads on this GPU.",

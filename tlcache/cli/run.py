@@ -85,7 +85,7 @@ def command(
     since: str | None,
     words: tuple[str, ...],
 ) -> int:
-    """Run a program, its kernels warm, with hooks on TileLang in it and in what it starts.
+    """Run a program, its kernels warm, with hooks on TileLang.
 
     The program needs no change. With --shapes its kernels are looked after, waited for or compiled
     first. What it compiles itself is counted, recorded, and allowed or not. Each process has an

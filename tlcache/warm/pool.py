@@ -21,6 +21,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from tlcache.spec import KernelSpec
+from tlcache.store import roots
 from tlcache.warm.outcome import Outcome
 
 __all__ = ["default_jobs", "run"]
@@ -95,7 +96,9 @@ def run(
         compare: Compile nothing: see whether a replay comes to the key.
         on_start: Told the index of each spec as it is handed to a worker.
     """
-    os.environ["TILELANG_CACHE_DIR"] = root  # the fork server imports TileLang, which looks at it
+    # The fork server imports TileLang, which looks at it; of layers, too, it is this root alone.
+    os.environ["TILELANG_CACHE_DIR"] = root
+    os.environ.pop(roots.VARIABLE, None)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tlcache.warm.preloaded"])
     waiting = deque(range(len(specs)))

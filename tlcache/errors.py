@@ -19,6 +19,7 @@
         CompileError             1   it does not compile
         MissError                1   it is not in the cache, and compiling was ruled out
         CaptureError             1   it would have to be compiled during CUDA graph capture
+        RestoreError             1   it was restored, and TileLang makes another one of the call
 
 Each holds one sentence with the actual values, and a `hint`: what to do about it.
 """
@@ -38,6 +39,7 @@ __all__ = [
     "KernelError",
     "MissError",
     "ModelConfigError",
+    "RestoreError",
     "RuntimeLibraryError",
     "ShapesError",
     "SpecError",
@@ -147,3 +149,7 @@ class MissError(KernelError):
 
 class CaptureError(KernelError):
     """A kernel would have to be compiled while a CUDA graph is captured."""
+
+
+class RestoreError(KernelError):
+    """A kernel was restored, and TileLang makes another one of the same call."""

@@ -1,0 +1,229 @@
+"""The key of a call: everything that decides which kernel TileLang makes of it, without making it.
+
+There are two. The *front* of a call is the function, all that it reaches, and the arguments that
+are not tensors: it decides how TileLang treats the call at all. The *key* adds the constants that
+an eager function takes from its tensors, the target, and how it is compiled.
+
+Invariant: two calls have one key only if TileLang would have one key for what it makes of them. It
+is computed before anything is made, of what is then.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tlcache import fingerprint
+from tlcache.runtime.foreign import text
+from tlcache.runtime.foreign.reach import Finder, Unseen
+from tlcache.store import calls
+
+__all__ = ["Context", "context", "front", "key"]
+
+
+def front(function: Any, given: Mapping[str, Any], finder: Finder) -> str:
+    """The key of how a function is to be called.
+
+    Args:
+        function: A JITFunc of TileLang's.
+        given: The arguments that are not tensors, by name.
+        finder: A new one.
+
+    Raises:
+        Unseen: Something decides about the kernel that cannot be seen.
+    """
+    finder.say("front", _facts(), _environment(), _ambient())
+    _no_callbacks()
+    finder.jit_function(function)
+    finder.say("arguments", str(len(given)))
+    for name, value in given.items():
+        finder.say(name)
+        finder.value(value)
+    return finder.digest()
+
+
+class Context:
+    """How a JITImpl's kernels are compiled, as TileLang resolves it now.
+
+    Attributes:
+        cache: TileLang's cache for the execution backend.
+        backend: The execution backend.
+        target: The target with its host, as TVM says it.
+        host: The host's target.
+    """
+
+    def __init__(self, impl: Any) -> None:
+        from tilelang.cache import _resolve_cache_dispatch
+
+        self.cache, resolved, _ = _resolve_cache_dispatch(
+            impl.target, impl.target_host, impl.execution_backend, False
+        )
+        self.backend: str = resolved.execution_backend.name
+        self.target = str(resolved.target)
+        self.host = str(resolved.target_host)
+
+
+def context(impl: Any) -> Context:
+    """The context of a JITImpl.
+
+    Raises:
+        Unseen: Its kernels cannot be restored.
+    """
+    if impl.debug_root_path:
+        raise Unseen("debug_root_path asks for the kernel's source")
+    found = Context(impl)
+    if found.backend not in ("tvm_ffi", "cython"):
+        raise Unseen(f"the backend {found.backend}, whose kernels cannot be restored")
+    return found
+
+
+def key(impl: Any, came: str, mode: str, constants: Mapping[str, Any], where: Context) -> str:
+    """The key of the kernel that a call means.
+
+    Args:
+        impl: The JITImpl.
+        came: The front of the call.
+        mode: `lazy` or `eager`.
+        constants: What an eager function takes from its tensors.
+        where: The context of the JITImpl.
+
+    Raises:
+        Unseen: Something decides about the kernel that cannot be seen.
+    """
+    finder = Finder()
+    finder.say("kernel", came, mode, where.backend, where.target, where.host, repr(impl.target))
+    finder.value(list(impl.out_idx) if isinstance(impl.out_idx, (list, tuple)) else impl.out_idx)
+    finder.value(
+        None
+        if impl.pass_configs is None
+        else {_name(one): impl.pass_configs[one] for one in sorted(impl.pass_configs, key=_name)}
+    )
+    flags = impl.compile_flags
+    finder.value(list(flags) if isinstance(flags, (list, tuple)) else flags)
+    for name in sorted(constants):
+        finder.say(name)
+        finder.value(constants[name])
+    return finder.digest()
+
+
+def _name(config: Any) -> str:
+    return str(getattr(config, "value", config))
+
+
+@functools.cache
+def _facts() -> str:
+    """What holds for the whole process."""
+    return "\n".join(
+        (
+            f"calls {calls.SCHEMA} texts {text.VERSION}",
+            fingerprint.facts_text(fingerprint.versions(), {}),
+            f"python {sys.implementation.cache_tag} optimize {sys.flags.optimize}",
+        )
+    )
+
+
+# Variables of these families count, other than those that are known to change no kernel.
+_FAMILIES = ("TILELANG_", "TL_", "TVM_", "NVCC_", "CUTLASS_", "CUTE_")
+_ALSO = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "CPATH", "CPLUS_INCLUDE_PATH")
+_NEUTRAL = frozenset(
+    [
+        "TILELANG_CACHE_DIR",
+        "TILELANG_TMP_DIR",
+        "TILELANG_PRINT_ON_COMPILATION",
+        "TILELANG_DISABLE_CACHE",
+        "TILELANG_CLEANUP_TEMP_FILES",
+        "TILELANG_HIP_SAVE_TEMP_FILES",
+        "TILELANG_JIT_DIAGNOSTICS",
+        "TILELANG_COMPILE_TIMEOUT_SECONDS",
+        "TILELANG_PASS_PROFILE",
+        "TILELANG_PASS_PROFILE_THRESHOLD_MS",
+        "TILELANG_VERBOSE",
+        "TILELANG_DEFAULT_TARGET",
+        "TILELANG_EXECUTION_BACKEND",
+        "TILELANG_USE_GEMM_V1",
+        "TILELANG_AUTO_TUNING_DISABLE_CACHE",
+        "TILELANG_AUTO_TUNING_CPU_UTILITIES",
+        "TILELANG_AUTO_TUNING_CPU_COUNTS",
+        "TILELANG_AUTO_TUNING_MAX_CPU_COUNT",
+        "TVM_LIBRARY_PATH",
+        "TVM_IMPORT_PYTHON_PATH",
+        "TVM_FFI_RELEASE_GIL_BY_DEFAULT",
+        "TVM_HOME",
+        "TVM_NUM_THREADS",
+        "TVM_FFI_CACHE_DIR",
+    ]
+)
+
+
+def _environment() -> str:
+    """The environment variables that may change a kernel. The default target and backend are not
+    among them: what they resolve to is. TileLang's own paths do not count by where they are.
+    """
+    home = str(fingerprint.tilelang_path())
+    found = {
+        name: value.replace(home, "<tilelang>")
+        for name, value in os.environ.items()
+        if (name.startswith(_FAMILIES) or name in _ALSO)
+        and name not in _NEUTRAL
+        and not name.startswith("TVM_FFI_")
+    }
+    found.update(_overridden())
+    return "\n".join(f"{name}={found[name]}" for name in sorted(found))
+
+
+def _overridden() -> dict[str, str]:
+    """What the program set in TileLang's `env` instead of in the environment."""
+    from tilelang import env
+
+    found = {}
+    for name, variable in _variables():
+        forced = getattr(variable, "_forced_value", None)
+        if forced is not None and variable.key not in _NEUTRAL:
+            value = str(forced).replace(str(fingerprint.tilelang_path()), "<tilelang>")
+            if value != os.environ.get(variable.key, "").replace(
+                str(fingerprint.tilelang_path()), "<tilelang>"
+            ):
+                found[f"env.{name}"] = value
+    if env is None:
+        raise Unseen("TileLang's env is gone")
+    return found
+
+
+@functools.cache
+def _variables() -> tuple[tuple[str, Any], ...]:
+    from tilelang import env
+
+    kind = type(env)
+    return tuple(
+        (name, value) for name, value in vars(kind).items() if type(value).__name__ == "EnvVar"
+    )
+
+
+def _ambient() -> str:
+    """The target that a program has put around the call."""
+    from tvm.target import Target
+
+    return str(Target.current(allow_none=True))
+
+
+_CALLBACKS = tuple(
+    f"tilelang_callback_{name}_postproc" for name in ("cuda", "hip", "c_host", "metal")
+)
+
+
+def _no_callbacks() -> None:
+    import tvm_ffi
+
+    for name in _CALLBACKS:
+        if tvm_ffi.get_global_func(name, allow_missing=True) is not None:
+            raise Unseen(f"a function is registered that rewrites what TileLang generates ({name})")
+
+
+def text_key(source: str) -> str:
+    """The key of the analysis of a text."""
+    said = f"{text.VERSION}\n{sys.implementation.cache_tag}\n{source}"
+    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()

@@ -692,7 +692,7 @@ def _generated(kind: type, name: str, item: Any) -> bool:
         return True
     inner = getattr(item, "__func__", item)
     file = inner.__code__.co_filename if isinstance(inner, FunctionType) else ""
-    made = file.startswith("<") or os.path.basename(file) == "reprlib.py"
+    made = file.startswith("<") or os.path.basename(file) in ("dataclasses.py", "reprlib.py")
     if issubclass(kind, enum.Enum):
         return not isinstance(item, _CODE) or _of_library(inner)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from types import FrameType
 from typing import Any
 
 from tlcache.errors import CacheRootError, RestoreError, UntrustedRootError
@@ -59,11 +60,13 @@ class _State:
         self.told: set[str] = set()
         self.lock = threading.Lock()
         self.waiting = False
+        self.call: Any = None
 
 
 class _Thread(threading.local):
     making = False
     filing = False
+    front: tuple[FrameType, Any, dict[str, Any], str] | None = None
 
 
 _state = _State()
@@ -147,6 +150,7 @@ def _patch() -> None:
     with _state.lock:
         if _state.patched:
             return
+        _state.call = JITImpl.__call__.__code__
         for owner, name, hook in (
             (JITImpl, "_infer_jit_mode", _inferred),
             (JITFunc, "_build_tir_template", _templated),
@@ -172,6 +176,7 @@ def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable
 def _making() -> Iterator[None]:
     """TileLang makes what it is asked for: nothing in it is restored."""
     outer, _thread.making = _thread.making, True
+    _thread.front = None  # the program runs now
     try:
         yield
     finally:
@@ -277,6 +282,36 @@ def _filed(write: Callable[[], None]) -> None:
 # --- how a function is called ---
 
 
+def _front(function: Any, given: dict[str, Any], root: _Root | None) -> str:
+    """The front of a call. Within one call of a JITImpl it is taken once, as long as nothing of the
+    program's has run meanwhile.
+
+    Raises:
+        Unseen: Something decides about the kernel that cannot be seen.
+    """
+    frame = _calling()
+    known = _thread.front
+    if known is not None and frame is not None and known[0] is frame and known[1] is function:
+        kept = known[2]
+        if kept.keys() == given.keys() and all(kept[name] is given[name] for name in kept):
+            return known[3]
+    _thread.front = None
+    found = keys.front(function, given, Finder(_reading(root)))
+    if frame is not None:
+        _thread.front = (frame, function, given, found)
+    return found
+
+
+def _calling() -> FrameType | None:
+    """The frame of `JITImpl.__call__` that asks, if one does."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(12):
+        if frame is None or frame.f_code is _state.call:
+            return frame
+        frame = frame.f_back
+    return None
+
+
 def _inferred(
     original: Callable[..., Any], impl: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -285,7 +320,7 @@ def _inferred(
         try:
             root = _root()
             bound = impl.func._argument_binder.bind(args, kwargs)
-            came = keys.front(impl.func, bound.compile_kwargs, Finder(_reading(root)))
+            came = _front(impl.func, bound.compile_kwargs, root)
             style = calls.read_style(root.path, came, root.trust) if root is not None else None
         except Unseen:
             pass  # `compile` comes to it again, and counts it
@@ -313,7 +348,7 @@ def _templated(
     if function.mode == "eager" and not args:
         try:
             root = _root()
-            came = keys.front(function, kwargs, Finder(_reading(root)))
+            came = _front(function, kwargs, root)
             style = calls.read_style(root.path, came, root.trust) if root is not None else None
         except Unseen:
             pass
@@ -385,14 +420,14 @@ class _Call:
         self.root = _root()
         if self.root is None:
             raise Unseen("the cache is switched off, or others can write it")
+        _own_indices(impl)
         self.impl = impl
         self.args, self.kwargs = args, kwargs
         if impl.mode == "auto":
             impl.initialize_jit_mode(*args, **kwargs)
         self.bound = function._argument_binder.bind(args, kwargs)
         self.where = keys.context(impl)
-        finder = Finder(_reading(self.root))
-        self.front = keys.front(function, self.bound.compile_kwargs, finder)
+        self.front = _front(function, self.bound.compile_kwargs, self.root)
         template = function.p1_cache.get(self.bound.p1_key)
         self.fresh = template is None
         self.constants: dict[str, Any] = {}
@@ -410,6 +445,7 @@ class _Call:
                 names = [str(one[3]) for one in template.matcher.values()]
                 self.constants = dict(zip(names, values, strict=True))
         self.key = keys.key(impl, self.front, impl.mode, self.constants, self.where)
+        _thread.front = None
 
     def maker(self, original: Callable[..., Any]) -> Callable[[], Any]:
         """What makes the kernel, later, the slow way. It keeps no tensor alive: constants say what
@@ -465,17 +501,25 @@ def _compiled(
 def _original(
     original: Callable[..., Any], impl: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """TileLang's own compile. It makes negative output indices positive in the decorator's own list
-    where it finds a kernel on disk, and then has another key for the next one.
+    """TileLang's own compile. What it makes negative output indices positive in is a list of its
+    own then: it keeps it for the kernel.
+    """
+    _own_indices(impl)
+    with _making():
+        return original(impl, *args, **kwargs)
+
+
+def _own_indices(impl: Any) -> None:
+    """Give a JITImpl a list of output indices that nobody has written in: TileLang would have
+    another key for the next kernel.
     """
     indices = impl.out_idx
-    before = list(indices) if isinstance(indices, list) else None
-    try:
-        with _making():
-            return original(impl, *args, **kwargs)
-    finally:
-        if before is not None and indices != before:
-            indices[:] = before
+    if isinstance(indices, list):
+        known = vars(impl).get("_tlcache_indices")
+        declared = known[1] if known is not None and known[0] is indices else tuple(indices)
+        fresh = list(declared)
+        vars(impl)["_tlcache_indices"] = (fresh, declared)
+        impl.out_idx = fresh
 
 
 @contextmanager
@@ -562,7 +606,7 @@ def _answer(call: _Call, kernel: Any, seconds: float) -> Answer:
     except OSError:
         raise Unseen("a kernel that TileLang did not keep") from None
     adapter = kernel.adapter
-    outputs = tuple(int(index) for index in adapter.result_idx or ())
+    outputs = tuple(int(index) % len(adapter.params) for index in adapter.result_idx or ())
     callee = bool(getattr(adapter, "_ffi_callee_allocated_output_abi", False))
     signature = ""
     if kernel.execution_backend == "cython":

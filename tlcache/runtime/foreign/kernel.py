@@ -136,7 +136,8 @@ def _current_device() -> torch.device:
     """As TileLang's adapters find it where no argument is a tensor."""
     from tilelang.jit.adapter.base import BaseKernelAdapter
 
-    return BaseKernelAdapter.get_current_device_functor()()
+    device: torch.device = BaseKernelAdapter.get_current_device_functor()()
+    return device
 
 
 def _by_adapter(answer: Answer, library: str) -> Callable[..., Any]:
@@ -158,4 +159,5 @@ def _by_adapter(answer: Answer, library: str) -> Callable[..., Any]:
         kernel_lib_path=library,
         pass_configs=dict(answer.pass_configs),
     )
-    return adapter.func
+    launch: Callable[..., Any] = adapter.func
+    return launch

@@ -67,6 +67,27 @@ class Context:
         self.host = str(resolved.target_host)
 
 
+_contexts: dict[str, Context] = {}
+
+
+def _resolved(impl: Any) -> Context:
+    """The context of a JITImpl; from memory where its target is spelled out, so that it depends on
+    no device.
+    """
+    from tilelang import env
+
+    target = impl.target if impl.target is not None else env.get_default_target()
+    spelled = isinstance(target, dict) and "arch" in target
+    if not spelled and target != "c":
+        return Context(impl)
+    backend = impl.execution_backend or env.get_default_execution_backend()
+    said = repr((target, impl.target_host, backend))
+    found = _contexts.get(said)
+    if found is None:
+        found = _contexts[said] = Context(impl)
+    return found
+
+
 def context(impl: Any) -> Context:
     """The context of a JITImpl.
 
@@ -75,7 +96,7 @@ def context(impl: Any) -> Context:
     """
     if impl.debug_root_path:
         raise Unseen("debug_root_path asks for the kernel's source")
-    found = Context(impl)
+    found = _resolved(impl)
     if found.backend not in ("tvm_ffi", "cython"):
         raise Unseen(f"the backend {found.backend}, whose kernels cannot be restored")
     return found
@@ -163,44 +184,45 @@ def _environment() -> str:
     """The environment variables that may change a kernel. The default target and backend are not
     among them: what they resolve to is. TileLang's own paths do not count by where they are.
     """
-    home = str(fingerprint.tilelang_path())
-    found = {
-        name: value.replace(home, "<tilelang>")
-        for name, value in os.environ.items()
-        if (name.startswith(_FAMILIES) or name in _ALSO)
-        and name not in _NEUTRAL
-        and not name.startswith("TVM_FFI_")
-    }
-    found.update(_overridden())
-    return "\n".join(f"{name}={found[name]}" for name in sorted(found))
+    plain = getattr(os.environ, "_data", None)
+    forced = _overridden()
+    if plain is None or _known.get("plain") != plain or _known.get("forced") != forced:
+        home = str(fingerprint.tilelang_path())
+        found = {
+            name: value.replace(home, "<tilelang>")
+            for name, value in os.environ.items()
+            if (name.startswith(_FAMILIES) or name in _ALSO)
+            and name not in _NEUTRAL
+            and not name.startswith("TVM_FFI_")
+        }
+        for name, value in forced.items():
+            found[name] = value.replace(home, "<tilelang>")
+        said = "\n".join(f"{name}={found[name]}" for name in sorted(found))
+        _known.update(plain=dict(plain or {}), forced=forced, said=said)
+    return str(_known["said"])
+
+
+_known: dict[str, Any] = {}
+"""The variables of the last look, and what was said of them."""
 
 
 def _overridden() -> dict[str, str]:
     """What the program set in TileLang's `env` instead of in the environment."""
-    from tilelang import env
-
-    found = {}
-    for name, variable in _variables():
-        forced = getattr(variable, "_forced_value", None)
-        if forced is not None and variable.key not in _NEUTRAL:
-            value = str(forced).replace(str(fingerprint.tilelang_path()), "<tilelang>")
-            if value != os.environ.get(variable.key, "").replace(
-                str(fingerprint.tilelang_path()), "<tilelang>"
-            ):
-                found[f"env.{name}"] = value
-    if env is None:
-        raise Unseen("TileLang's env is gone")
-    return found
+    return {
+        f"env.{variable.key}": str(variable._forced_value)
+        for variable in _variables()
+        if variable._forced_value is not None
+        and variable.key not in _NEUTRAL
+        and str(variable._forced_value) != os.environ.get(variable.key)
+    }
 
 
 @functools.cache
-def _variables() -> tuple[tuple[str, Any], ...]:
+def _variables() -> tuple[Any, ...]:
     from tilelang import env
 
-    kind = type(env)
-    return tuple(
-        (name, value) for name, value in vars(kind).items() if type(value).__name__ == "EnvVar"
-    )
+    values = vars(type(env)).values()
+    return tuple(value for value in values if type(value).__name__ == "EnvVar")
 
 
 def _ambient() -> str:

@@ -136,7 +136,39 @@ READING: dict[type, frozenset[str]] = {
 }
 """Methods of what can be changed that change nothing."""
 
-_NUMPY = ["array", "arange", "bool_", "ceil", "dtype", "exp", "finfo", "float16", "float32", "float64", "floating", "floor", "iinfo", "inf", "int16", "int32", "int64", "int8", "integer", "log", "log2", "nan", "ndarray", "number", "pi", "prod", "sqrt", "uint16", "uint32", "uint64", "uint8"]
+_NUMPY = [
+    "array",
+    "arange",
+    "bool_",
+    "ceil",
+    "dtype",
+    "exp",
+    "finfo",
+    "float16",
+    "float32",
+    "float64",
+    "floating",
+    "floor",
+    "iinfo",
+    "inf",
+    "int16",
+    "int32",
+    "int64",
+    "int8",
+    "integer",
+    "log",
+    "log2",
+    "nan",
+    "ndarray",
+    "number",
+    "pi",
+    "prod",
+    "sqrt",
+    "uint16",
+    "uint32",
+    "uint64",
+    "uint8",
+]
 
 # What of TileLang and torch answers for the machine, the process, or a file, rather than always the
 # same. The longest prefix decides.

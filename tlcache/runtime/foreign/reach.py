@@ -17,6 +17,7 @@ import enum
 import functools
 import hashlib
 import inspect
+import json
 import linecache
 import os
 import struct
@@ -61,20 +62,18 @@ class Finder:
 
     def __init__(self, read: Callable[[str], Text | None] = text.analyzed) -> None:
         self._read = read
-        self._stream = hashlib.sha256()
+        self._said: list[str] = []
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []  # what was numbered stays alive, so that its number stays its
         self._device = False
 
     def digest(self) -> str:
         """The sha256 of all that came so far, as hexadecimal text."""
-        return self._stream.hexdigest()
+        return hashlib.sha256(json.dumps(self._said).encode()).hexdigest()
 
     def say(self, *words: str) -> None:
         """Put texts into the stream, each by itself."""
-        for word in words:
-            data = word.encode("utf-8", "surrogatepass")
-            self._stream.update(b"%d:%b" % (len(data), data))
+        self._said += words
 
     def _first(self, value: Any) -> bool:
         """Whether something is met for the first time; what comes again is said by its number."""
@@ -219,6 +218,7 @@ class Finder:
             for name in _names_of(base.__dict__.get("__slots__", ())):
                 if name not in ("__dict__", "__weakref__"):
                     held[name] = getattr(value, name, None)
+        self.say(str(len(held)))
         for name, item in held.items():
             self.say(name)
             self.value(item)
@@ -284,7 +284,15 @@ class Finder:
 
     def code(self, code: CodeType) -> None:
         """Digest bytecode, without where it stands."""
-        self.say("code", code.co_name, code.co_code.hex(), str(code.co_flags))
+        known = _codes.get(id(code))
+        if known is None:
+            one = Finder(self._read)
+            one._code(code)
+            known = _codes[id(code)] = (code, one.digest())
+        self.say("code", known[1])
+
+    def _code(self, code: CodeType) -> None:
+        self.say(code.co_name, code.co_code.hex(), str(code.co_flags))
         for number in (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount):
             self.say(str(number))
         self.say(getattr(code, "co_exceptiontable", b"").hex())
@@ -336,7 +344,7 @@ class Finder:
 
     def _use(self, use: Use, cells: Mapping[str, Any], globals_: Mapping[str, Any]) -> None:
         head = use.head
-        self.say("use", head, ".".join(use.attributes), use.kind, use.constant or "")
+        self.say("use")
         if head.startswith("module:"):
             self._imported(use, head.removeprefix("module:"), globals_)
             return
@@ -449,6 +457,21 @@ class Finder:
         self.say("module", module.__name__)
 
     def _outside_module(self, module: ModuleType, rest: tuple[str, ...], use: Use) -> None:
+        known = _admitted.get((id(module), rest))
+        if known is not None and use.kind in ("value", "call", "item"):
+            if vars(module).get(rest[0], _MISSING) is known[1] and known[0] is module:
+                self.say(*known[2])
+                return
+        before = len(self._said)
+        self._outside_chain(module, rest, use)
+        found = vars(module).get(rest[0], _MISSING)
+        lasting = isinstance(found, (FunctionType, type, str))
+        if len(rest) == 1 and lasting and self._said[before : before + 1] == ["outside"]:
+            words = tuple(self._said[before:])
+            if "device" not in words:
+                _admitted[id(module), rest] = (module, found, words)
+
+    def _outside_chain(self, module: ModuleType, rest: tuple[str, ...], use: Use) -> None:
         found: Any = module
         names = [module.__name__]
         for name in rest:
@@ -681,6 +704,11 @@ _WRITING = frozenset(
 )
 _BUILTINS = sys.modules["builtins"]
 _cached_as: dict[int, tuple[Any, str]] = {}
+# Of what cannot change: the digests of bytecode, and the lines of it as long as linecache has them.
+_codes: dict[int, tuple[CodeType, str]] = {}
+_texts: dict[int, tuple[CodeType, Any, str | None]] = {}
+# Names of TileLang's that were admitted, as long as they mean the same.
+_admitted: dict[tuple[int, tuple[str, ...]], tuple[ModuleType, Any, tuple[str, ...]]] = {}
 
 
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -798,6 +826,16 @@ def _lines(function: FunctionType) -> str | None:
         if status.st_mtime > _STARTED + 0.02:
             raise Unseen("its source file was changed while the process runs")
     lines = linecache.getlines(name, function.__globals__)
+    kept = _texts.get(id(code))
+    if kept is not None and kept[0] is code and kept[1] is lines:
+        return kept[2]
+    found = _block(code, lines)
+    _texts[id(code)] = (code, lines, found)
+    return found
+
+
+def _block(code: CodeType, lines: list[str]) -> str | None:
+    """The lines of one definition: those of its bytecode, and what follows and is indented."""
     first = code.co_firstlineno - 1
     if not lines or not 0 <= first < len(lines):
         return None

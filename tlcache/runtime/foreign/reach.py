@@ -458,10 +458,14 @@ class Finder:
 
     def _outside_module(self, module: ModuleType, rest: tuple[str, ...], use: Use) -> None:
         known = _admitted.get((id(module), rest))
-        if known is not None and use.kind in ("value", "call", "item"):
-            if vars(module).get(rest[0], _MISSING) is known[1] and known[0] is module:
-                self.say(*known[2])
-                return
+        if (
+            known is not None
+            and known[0] is module
+            and known[1] is vars(module).get(rest[0], _MISSING)
+            and use.kind in ("value", "call", "item")
+        ):
+            self.say(*known[2])
+            return
         before = len(self._said)
         self._outside_chain(module, rest, use)
         found = vars(module).get(rest[0], _MISSING)

@@ -39,9 +39,18 @@ __all__ = ["command"]
     type=click.Choice(["ready", "start"]),
     help="Since when: `tlcache.runtime.mark_ready()` (the default), or the start.",
 )
+@click.option(
+    "--restore/--no-restore",
+    default=None,
+    help="Load kernels whose calls were seen before without tracing them (the default), or do not.",
+)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND …")
 def command(
-    record: str | None, on_compile: str | None, since: str | None, words: tuple[str, ...]
+    record: str | None,
+    on_compile: str | None,
+    since: str | None,
+    restore: bool | None,
+    words: tuple[str, ...],
 ) -> int:
     """Run a program with hooks on TileLang, in it and in what it starts.
 
@@ -54,7 +63,7 @@ def command(
         )
     if record is not None:
         _check_writable(record)
-    environment = _environment(record, on_compile, since)
+    environment = _environment(record, on_compile, since, restore)
     sys.stdout.flush()
     sys.stderr.flush()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -65,7 +74,9 @@ def command(
         return _not_started(words, error)
 
 
-def _environment(record: str | None, on_compile: str | None, since: str | None) -> dict[str, str]:
+def _environment(
+    record: str | None, on_compile: str | None, since: str | None, restore: bool | None
+) -> dict[str, str]:
     """What the program inherits; options that are not given leave what is set already."""
     changed = dict(os.environ)
     place = os.path.dirname(os.path.abspath(bootstrap.__file__))
@@ -76,6 +87,7 @@ def _environment(record: str | None, on_compile: str | None, since: str | None) 
         "TLCACHE_RECORD": os.path.abspath(record) if record is not None else None,
         "TLCACHE_ON_COMPILE": on_compile,
         "TLCACHE_ON_COMPILE_FROM": since,
+        "TLCACHE_RESTORE": None if restore is None else str(int(restore)),
     }
     changed.update({name: value for name, value in wanted.items() if value is not None})
     return changed

@@ -23,7 +23,7 @@ from tlcache.store.record import Library
 from tlcache.store.trust import Trust
 
 __all__ = ["SCHEMA", "Answer", "Style", "all_of", "decode", "path_of", "read_answer", "read_style"]
-__all__ += ["read_text", "used", "write_answer", "write_style", "write_text"]
+__all__ += ["read_text", "sweep", "used", "write_answer", "write_style", "write_text"]
 
 _log = logging.getLogger(__name__)
 
@@ -285,6 +285,22 @@ def _write(root: str, key: str, folder: str, **values: Any) -> None:
         files.write_atomically(path_of(root, key, folder), data)
     except OSError as error:
         raise layout.unwritable(root, error) from error
+
+
+def sweep(root: str | os.PathLike[str]) -> int:
+    """Take away the calls whose kernels are gone; returns how many. They are misses, and only take
+    room. To be called while nobody files one.
+    """
+    gone = 0
+    for _, path in all_of(root):
+        try:
+            _, found = decode(files.read(path, unseen=True))
+            if isinstance(found, Answer) and not os.path.lexists(os.path.join(root, found.entry)):
+                os.unlink(path)
+                gone += 1
+        except (OSError, ValueError):
+            pass  # `verify` tells of it
+    return gone
 
 
 def used(root: str, key: str) -> None:

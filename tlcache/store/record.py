@@ -25,8 +25,8 @@ from tlcache.store.trust import Trust
 # The small ones are NamedTuples: to define a frozen dataclass costs a starting process seven times
 # as much.
 
-__all__ = ["Dynamic", "Launch", "Library", "Param", "Record", "contents", "decode", "encode"]
-__all__ += ["library_at", "parse", "present", "read", "sound_library", "used", "write"]
+__all__ = ["Dynamic", "Launch", "Library", "Located", "Param", "Record", "contents", "decode"]
+__all__ += ["encode", "library_at", "parse", "present", "read", "sound_library", "used", "write"]
 
 _log = logging.getLogger(__name__)
 

@@ -38,15 +38,20 @@ STORE = [
     "tlcache.cli.shapes", "tlcache.agents", "tlcache.readings", "tlcache.advice",
     "tlcache.cli.stats", "tlcache.cli.top", "tlcache.cli.view", "tlcache.cli.overview",
     "tlcache.cli.single", "tlcache.cli.live", "tlcache.cli.outside", "tlcache.store.outside",
+    "tlcache.store.calls",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder",
+    "tlcache.runtime.foreign", "tlcache.runtime.foreign.accelerate", "tlcache.runtime.foreign.key",
+    "tlcache.runtime.foreign.reach", "tlcache.runtime.foreign.text",
+    "tlcache.runtime.foreign.outside", "tlcache.runtime.foreign.telling",
     "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
     "ops.boundary", "ops.inputs", "ops.jit_cache", "ops.triton.rms_norm", "ops.kernels",
 ]  # fmt: skip
 COMPILE = [
     "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring",
     "tlcache.warm.replaying", "tlcache.warm.pretending",
+    "tlcache.runtime.foreign.kernel", "tlcache.runtime.foreign.template",
 ]  # fmt: skip
 
 

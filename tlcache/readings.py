@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 __all__ = ["Compile", "Factory", "Group", "Incident", "InProcess", "Kernel", "Latency", "Process"]
-__all__ += ["Rates", "Reading", "Workload", "grouped", "incidents", "rates", "read"]
+__all__ += ["Rates", "Reading", "Refusal", "Workload", "grouped", "incidents", "rates", "read"]
 __all__ += ["when"]
 
 _T = TypeVar("_T")
@@ -76,6 +76,14 @@ class Kernel:
     compiled: int = 0
     failed: int = 0
     compile_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why calls of a program's own functions were not restored, and how many."""
+
+    reason: str = ""
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,7 @@ class Reading:
     compiles: Latency = field(default_factory=Latency)
     tilelang: tuple[InProcess, ...] = ()
     incidents: tuple[Incident, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
     @property
     def hits(self) -> int:
@@ -170,6 +179,7 @@ def read(document: Mapping[str, Any], pid: int) -> Reading:
         _fitted(Latency, compiling.get("compile_latency")),
         _rows(InProcess, layers.get("tilelang")),
         incidents(document.get("incidents")),
+        _rows(Refusal, compiling.get("not_restored")),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["CPU", "CUDA", "Case", "launched"]
+__all__ = ["Case", "cpu", "cuda", "launched"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,9 @@ def launched(case: Case, kernel: Any, device: str) -> list[torch.Tensor]:
     def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if dtype.is_floating_point:
             return torch.randn(*shape, generator=generator).to(dtype).to(device)
-        return torch.randint(-8, 8, shape, generator=generator, dtype=torch.int32).to(dtype).to(device)
+        return (
+            torch.randint(-8, 8, shape, generator=generator, dtype=torch.int32).to(dtype).to(device)
+        )
 
     inputs = case.inputs(tensor)
     outputs = kernel(*inputs)
@@ -46,67 +48,69 @@ def launched(case: Case, kernel: Any, device: str) -> list[torch.Tensor]:
     return [*found, *(one for one in inputs if isinstance(one, torch.Tensor))]
 
 
-def _cpu() -> list[Case]:
-    from tests.corpus import cpu
+def cuda() -> list[Case]:
+    """Those for CUDA."""
+    from tests.corpus import cuda as kernels
+
+    return list(kernels.cases(Case))
+
+
+def cpu() -> list[Case]:
+    """Those for the CPU."""
+    from tests.corpus import cpu as kernels
     from tests.corpus.constants import Activation
 
     def zeros(*shape: int) -> torch.Tensor:
         return torch.zeros(*shape)
 
     return [
-        Case("add", lambda: cpu.add(256), lambda t: (t(256), t(256))),
-        Case("axpy_in_place", lambda: cpu.axpy_in_place(128), lambda t: (t(128), t(128))),
-        Case("relu", lambda: cpu.activation(64), lambda t: (t(64),)),
-        Case("square", lambda: cpu.activation(64, Activation.SQUARE), lambda t: (t(64),)),
-        Case("exp2_of_constant", lambda: cpu.exp2_of_constant(32), lambda t: (t(32),)),
-        Case("row_sum", lambda: cpu.row_sum(8, 64), lambda t: (t(8, 64),)),
-        Case("row_max", lambda: cpu.row_max(8, 64), lambda t: (t(8, 64),)),
-        Case("softmax", lambda: cpu.softmax(8, 64), lambda t: (t(8, 64),)),
-        Case("rms_norm", lambda: cpu.rms_norm(8, 64), lambda t: (t(8, 64), t(64))),
-        Case("two_outputs", lambda: cpu.two_outputs(64), lambda t: (t(64), t(64))),
-        Case("transpose", lambda: cpu.transpose(8, 16), lambda t: (t(8, 16),)),
-        Case("matmul", lambda: cpu.matmul(16, 16, 32), lambda t: (t(16, 32), t(32, 16))),
+        Case("add", lambda: kernels.add(256), lambda t: (t(256), t(256))),
+        Case("axpy_in_place", lambda: kernels.axpy_in_place(128), lambda t: (t(128), t(128))),
+        Case("relu", lambda: kernels.activation(64), lambda t: (t(64),)),
+        Case("square", lambda: kernels.activation(64, Activation.SQUARE), lambda t: (t(64),)),
+        Case("exp2_of_constant", lambda: kernels.exp2_of_constant(32), lambda t: (t(32),)),
+        Case("row_sum", lambda: kernels.row_sum(8, 64), lambda t: (t(8, 64),)),
+        Case("row_max", lambda: kernels.row_max(8, 64), lambda t: (t(8, 64),)),
+        Case("softmax", lambda: kernels.softmax(8, 64), lambda t: (t(8, 64),)),
+        Case("rms_norm", lambda: kernels.rms_norm(8, 64), lambda t: (t(8, 64), t(64))),
+        Case("two_outputs", lambda: kernels.two_outputs(64), lambda t: (t(64), t(64))),
+        Case("transpose", lambda: kernels.transpose(8, 16), lambda t: (t(8, 16),)),
+        Case("matmul", lambda: kernels.matmul(16, 16, 32), lambda t: (t(16, 32), t(32, 16))),
         Case(
             "dequantized_matmul",
-            lambda: cpu.dequantized_matmul(8, 16, 64),
+            lambda: kernels.dequantized_matmul(8, 16, 64),
             lambda t: (t(8, 64), t(16, 64, dtype=torch.int8), t(16, 2)),
         ),
-        Case("any_rows", lambda: cpu.any_rows(32), lambda t: (t(5, 32),)),
-        Case("two_dynamic", lambda: cpu.two_dynamic(), lambda t: (t(3, 7), t(7))),
-        Case("scalar_argument", lambda: cpu.scalar_argument(16), lambda t: (t(16), 1.5, zeros(16))),
-        Case("by_macro", lambda: cpu.by_macro(32), lambda t: (t(32),)),
-        Case("by_inner_macro", lambda: cpu.by_inner_macro(32), lambda t: (t(32),)),
-        Case("factory", lambda: cpu.factory(16, 3.0)(), lambda t: (t(16),)),
-        Case("operator", lambda: cpu.Operator(16, 0.5).kernel(), lambda t: (t(16),)),
+        Case("any_rows", lambda: kernels.any_rows(32), lambda t: (t(5, 32),)),
+        Case("two_dynamic", lambda: kernels.two_dynamic(), lambda t: (t(3, 7), t(7))),
+        Case(
+            "scalar_argument",
+            lambda: kernels.scalar_argument(16),
+            lambda t: (t(16), 1.5, zeros(16)),
+        ),
+        Case("by_macro", lambda: kernels.by_macro(32), lambda t: (t(32),)),
+        Case("by_inner_macro", lambda: kernels.by_inner_macro(32), lambda t: (t(32),)),
+        Case("factory", lambda: kernels.factory(16, 3.0)(), lambda t: (t(16),)),
+        Case("operator", lambda: kernels.Operator(16, 0.5).kernel(), lambda t: (t(16),)),
         Case(
             "prim_func_from_elsewhere",
-            lambda: cpu.prim_func_from_elsewhere(4, 16),
+            lambda: kernels.prim_func_from_elsewhere(4, 16),
             lambda t: (t(4, 16),),
         ),
-        Case("conditional", lambda: cpu.conditional(32), lambda t: (t(32), t(32))),
+        Case("conditional", lambda: kernels.conditional(32), lambda t: (t(32), t(32))),
         Case(
             "eager_add",
-            lambda: cpu.eager_add.compile(zeros(48), zeros(48)),
+            lambda: kernels.eager_add.compile(zeros(48), zeros(48)),
             lambda t: (t(48), t(48)),
         ),
         Case(
             "eager_scale",
-            lambda: cpu.eager_scale.compile(zeros(4, 8), zeros(4, 8), scale=3.0),
+            lambda: kernels.eager_scale.compile(zeros(4, 8), zeros(4, 8), scale=3.0),
             lambda t: (t(4, 8), zeros(4, 8)),
         ),
         Case(
             "eager_outer",
-            lambda: cpu.eager_outer.compile(zeros(4), zeros(8)),
+            lambda: kernels.eager_outer.compile(zeros(4), zeros(8)),
             lambda t: (t(4), t(8)),
         ),
     ]
-
-
-def _cuda() -> list[Case]:
-    from tests.corpus import cuda
-
-    return cuda.cases(Case)
-
-
-CPU: list[Case] = _cpu()
-CUDA: list[Case] = []

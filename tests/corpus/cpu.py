@@ -16,7 +16,9 @@ CHUNK = 4
 @tilelang.jit(out_idx=[-1], target="c")
 def add(n):
     @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32"), C: T.Tensor((n,), "float32")):
+    def main(
+        A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32"), C: T.Tensor((n,), "float32")
+    ):
         with T.Kernel(1) as _:
             for i in T.serial(n):
                 C[i] = A[i] + B[i]
@@ -156,7 +158,9 @@ def transpose(m, n):
 def matmul(M, N, K):
     @T.prim_func
     def main(
-        A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")
+        A: T.Tensor((M, K), "float32"),
+        B: T.Tensor((K, N), "float32"),
+        C: T.Tensor((M, N), "float32"),
     ):
         with T.Kernel(N, M) as (x, y):
             total = T.alloc_local((1,), "float32")
@@ -315,7 +319,9 @@ def prim_func_from_elsewhere(rows, width):
 @tilelang.jit(out_idx=[2], target="c")
 def conditional(n, limit=0.0):
     @T.prim_func
-    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32"), C: T.Tensor((n,), "float32")):
+    def main(
+        A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32"), C: T.Tensor((n,), "float32")
+    ):
         with T.Kernel(1) as _:
             for i in T.serial(n):
                 if A[i] > limit:

@@ -1,7 +1,7 @@
-"""A program that comes to all kernels of a part of the corpus, and tells of each: how long its first
-call took, TileLang's key, its class, and a digest of what a launch gives.
+"""A program that comes to kernels of the corpus, and tells of each how long its first call took,
+TileLang's key for it, its class, and a digest of what a launch gives.
 
-    python -m tests.corpus.program cpu|cuda [launch]
+    python -m tests.corpus.program cpu|cuda [launch] [NAME …]
 """
 
 from __future__ import annotations
@@ -11,12 +11,19 @@ import json
 import sys
 import time
 
+import tilelang  # noqa: F401 -- what a start costs is no kernel's
+import torch
 
-def main(part: str, launch: bool) -> None:
-    from tests.corpus import cases
+from tests.corpus import cases
 
+
+def main(part: str, *words: str) -> None:
+    chosen = cases.cpu() if part == "cpu" else cases.cuda()
+    names = [word for word in words if word != "launch"]
     told = {}
-    for case in cases.CPU if part == "cpu" else cases._cuda():
+    for case in chosen:
+        if names and case.name not in names:
+            continue
         start = time.perf_counter()
         kernel = case.kernel()
         seconds = time.perf_counter() - start
@@ -25,29 +32,23 @@ def main(part: str, launch: bool) -> None:
             "key": getattr(kernel, "_tilelang_cache_key", None),
             "class": type(kernel).__name__,
         }
-        if launch:
+        if "launch" in words:
             outputs = cases.launched(case, kernel, "cpu" if part == "cpu" else "cuda")
-            data = hashlib.sha256()
-            for one in outputs:
-                data.update(one.cpu().contiguous().flatten().view(-1).numpy(force=True).tobytes()
-                            if one.dtype.itemsize != 2 else one.cpu().contiguous().view(dtype=_int16()).numpy().tobytes())
-            told[case.name]["outputs"] = data.hexdigest()
-    refused, counted = _tlcache()
-    print(json.dumps({"kernels": told, "refused": refused, "counted": counted}))
-
-
-def _int16():
-    import torch
-
-    return torch.int16
-
-
-def _tlcache():
+            told[case.name]["outputs"] = digest(outputs)
     accelerate = sys.modules.get("tlcache.runtime.foreign.accelerate")
     resolve = sys.modules.get("tlcache.runtime.resolve")
     refused = accelerate.refusals() if accelerate else {}
-    return refused, vars(resolve.counters()) if resolve else {}
+    counted = vars(resolve.counters()) if resolve else {}
+    print(json.dumps({"kernels": told, "refused": refused, "counted": counted}))
+
+
+def digest(tensors: list[torch.Tensor]) -> str:
+    """Of the bits of tensors."""
+    data = hashlib.sha256()
+    for one in tensors:
+        data.update(one.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return data.hexdigest()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "launch" in sys.argv[2:])
+    main(*sys.argv[1:])

@@ -83,7 +83,7 @@ def eager(X, shift: float = Shift().by):
     return Y
 '''
 
-HELPERS = '''\
+HELPERS = """\
 import dataclasses
 
 import tilelang.language as T
@@ -111,7 +111,7 @@ def plus(Y, i):
 
 def unrelated():
     return 1
-'''
+"""
 
 SETTINGS = 'OFFSET = 10.0\nDTYPE = "float32"\nUNUSED = 1\n'
 

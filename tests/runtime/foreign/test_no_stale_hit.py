@@ -29,7 +29,9 @@ def keys(forked, program):
     """The keys of a program after an edit."""
     count = iter(range(100))
 
-    def keys(*edits, patch="", before="", lazy="kernels.make(4, 1.0)", eager="kernels.eager", **env):
+    def keys(
+        *edits, patch="", before="", lazy="kernels.make(4, 1.0)", eager="kernels.eager", **env
+    ):
         one = program(f"p{next(count)}")
         for edit in edits:
             one.edit(*edit)
@@ -247,11 +249,7 @@ def test_a_cached_helper_that_something_was_changed_under_is_refused(keys):
         ("helpers.py", "def twice():\n    return 2.0",
          "@functools.cache\ndef twice():\n    return 4 * TERM"),
     ]  # fmt: skip
-    patch = (
-        "helpers.twice()\n"
-        "accelerate._Call(kernels.make(4, 1.0), (8,), {})\n"
-        "helpers.TERM = 1.0"
-    )
+    patch = "helpers.twice()\naccelerate._Call(kernels.make(4, 1.0), (8,), {})\nhelpers.TERM = 1.0"
     assert keys(*edits)["lazy"] != keys(*edits, patch="helpers.TERM = 1.0")["lazy"]
     assert keys(*edits, patch=patch)["lazy"].startswith("refused: ")
 

@@ -22,7 +22,7 @@ from tlcache.runtime.foreign import text
 from tlcache.runtime.foreign.reach import Finder, Unseen
 from tlcache.store import calls
 
-__all__ = ["Context", "context", "front", "key"]
+__all__ = ["Context", "context", "front", "key", "text_key"]
 
 
 def front(function: Any, given: Mapping[str, Any], finder: Finder) -> str:

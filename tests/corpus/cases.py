@@ -109,6 +109,11 @@ def cpu() -> list[Case]:
             lambda t: (t(4, 8), zeros(4, 8)),
         ),
         Case(
+            "eager_annotated",
+            lambda: kernels.eager_annotated.compile(zeros(32), zeros(32)),
+            lambda t: (t(32), zeros(32)),
+        ),
+        Case(
             "eager_outer",
             lambda: kernels.eager_outer.compile(zeros(4), zeros(8)),
             lambda t: (t(4), t(8)),

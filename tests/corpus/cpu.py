@@ -366,3 +366,13 @@ def eager_outer(A, B, repeat: int = 1):
         for j in T.serial(N):
             C[row, j] = A[row] * B[j]
     return C, D
+
+
+@tilelang.jit(target="c")
+def eager_annotated(
+    X: T.Tensor((32,), T.float32), Y: T.Tensor((32,), T.float32), factor: float = 2.0
+):
+    """With shapes in its signature."""
+    with T.Kernel(1) as _:
+        for i in T.serial(32):
+            Y[i] = X[i] * factor

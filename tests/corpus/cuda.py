@@ -451,7 +451,8 @@ def cases(case):
 
     square = Activation.SQUARE
     return [
-        case("add", lambda: add(64, 256), lambda t: (t(64, 256, dtype=half), t(64, 256, dtype=half))),
+        case("add", lambda: add(64, 256),
+             lambda t: (t(64, 256, dtype=half), t(64, 256, dtype=half))),
         case("relu", lambda: activation(1024), lambda t: (t(1024),)),
         case("square", lambda: activation(1024, square), lambda t: (t(1024),)),
         case("silu_and_mul", lambda: silu_and_mul(8, 512),
@@ -480,7 +481,8 @@ def cases(case):
         case("causal_attention", lambda: attention(1, 2, 128, 64, True)(block_n=32), qkv),
         case("rope", lambda: rope(16, 4, 64),
              lambda t: (t(16, 4, 64, dtype=half), t(16, 32), t(16, 32))),
-        case("gemv", lambda: gemv(128, 256), lambda t: (t(256, dtype=half), t(128, 256, dtype=half))),
+        case("gemv", lambda: gemv(128, 256),
+             lambda t: (t(256, dtype=half), t(128, 256, dtype=half))),
         case("scaled_in_place", lambda: scaled_in_place(512), lambda t: (t(512), 1.5)),
         case("eager_matmul", lambda: eager_matmul.compile(empty(128, 64), empty(64, 128)),
              pair(128, 128, 64)),

@@ -1,4 +1,4 @@
-"""On a GPU: the corpus, made anew, found on disk, and restored, bit for bit; and restored kernels in a
+"""On a GPU: the corpus, made anew, found on disk, and restored, bit for bit; and one of them in a
 CUDA graph.
 """
 
@@ -14,7 +14,7 @@ __all__ = ["program"]
 pytestmark = pytest.mark.gpu
 
 
-def test_a_restored_kernel_gives_what_a_new_one_gives_bit_for_bit(program, capsys):  # noqa: F811
+def test_a_restored_kernel_gives_what_a_new_one_gives_bit_for_bit(program, capsys):
     cold = program("cuda", "launch")
     disk = program("cuda", "launch", command=("run", "--no-restore", "--"))
     restored = program("cuda", "launch")

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-# Imports what takes long, and forks a process for each line: to one directory, with one environment,
-# running one program, which leaves what it has to say in `told`.
+# Imports what takes long, and forks a process for each line: in one directory, with one
+# environment, for one program, which leaves what it has to say in `told`.
 SERVER = """
 import json, os, sys, traceback
+out = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # TileLang logs to the standard output
 import torch, tilelang
 assert not any(name.startswith("tlcache") for name in sys.modules)
 for line in sys.stdin:
@@ -40,8 +42,8 @@ for line in sys.stdin:
     with open(reading, "rb") as answer:
         said = answer.read()
     os.waitpid(pid, 0)
-    sys.stdout.write((said or b"{}").decode() + "\\n")
-    sys.stdout.flush()
+    out.write((said or b"{}").decode() + "\\n")
+    out.flush()
 """
 
 KERNELS = '''\

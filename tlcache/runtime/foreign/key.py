@@ -191,15 +191,31 @@ def _environment() -> str:
         found = {
             name: value.replace(home, "<tilelang>")
             for name, value in os.environ.items()
-            if (name.startswith(_FAMILIES) or name in _ALSO)
-            and name not in _NEUTRAL
-            and not name.startswith("TVM_FFI_")
+            if _counts(name)
         }
+        for name, value in _at_start().items():
+            found[f"start {name}"] = value.replace(home, "<tilelang>")
         for name, value in forced.items():
             found[name] = value.replace(home, "<tilelang>")
         said = "\n".join(f"{name}={found[name]}" for name in sorted(found))
         _known.update(plain=dict(plain or {}), forced=forced, said=said)
     return str(_known["said"])
+
+
+def _counts(name: str) -> bool:
+    family = name.startswith(_FAMILIES) and not name.startswith("TVM_FFI_")
+    return (family or name in _ALSO) and name not in _NEUTRAL
+
+
+@functools.cache
+def _at_start() -> dict[str, str]:
+    """The variables that the process was started with: some are read only once, at an import."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            parts = [os.fsdecode(part).partition("=") for part in file.read().split(b"\0")]
+    except OSError:
+        return {}
+    return {name: value for name, _, value in parts if _counts(name)}
 
 
 _known: dict[str, Any] = {}

@@ -19,6 +19,7 @@ import hashlib
 import inspect
 import json
 import linecache
+import opcode
 import os
 import struct
 import sys
@@ -313,8 +314,8 @@ class Finder:
             one = waiting.pop()
             names.update(one.co_names)
             waiting += [part for part in one.co_consts if isinstance(part, CodeType)]
-            if any(opcode in _WRITING for opcode in one.co_code[::2]):
-                raise Unseen("a function without source that assigns to names outside of it")
+            if not _UNREADABLE.isdisjoint(one.co_code[::2]):
+                raise Unseen("a function without source that imports, or assigns outside of it")
         for name in sorted(names):
             found = globals_.get(name, _MISSING)
             if found is _MISSING:
@@ -660,12 +661,20 @@ class Finder:
     def _annotations(self, annotations: Mapping[str, Any]) -> None:
         for name, value in annotations.items():
             self.say("annotation", name)
-            self.value(value)
+            # TileLang names parameters after the arguments, when it first traces the function.
+            if type(value).__name__ == "Var" and type(value).__module__.startswith("tvm."):
+                if self._first(value):
+                    self.say("parameter", str(value.dtype))
+            elif type(value).__name__ == "Buffer" and type(value).__module__.startswith("tvm."):
+                self._buffer(value, named=False)
+            else:
+                self.value(value)
 
-    def _buffer(self, buffer: Any) -> None:
+    def _buffer(self, buffer: Any, named: bool = True) -> None:
         if not self._first(buffer):
             return
-        self.say("buffer", str(buffer.name), str(buffer.dtype), str(buffer.scope()))
+        self.say("buffer", str(buffer.name) if named else "", str(buffer.dtype))
+        self.say(str(buffer.scope()))
         self.say(str(buffer.data_alignment), str(buffer.offset_factor))
         for part in (buffer.shape, buffer.strides):
             self.say(str(len(part)))
@@ -701,10 +710,8 @@ _SKIPPED = frozenset(
         "__hash__",
     ]
 )
-_WRITING = frozenset(
-    number
-    for name, number in __import__("opcode").opmap.items()
-    if name in ("STORE_GLOBAL", "DELETE_GLOBAL")
+_UNREADABLE = frozenset(
+    opcode.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME")
 )
 _BUILTINS = sys.modules["builtins"]
 _cached_as: dict[int, tuple[Any, str]] = {}

@@ -52,6 +52,7 @@ COMPILE = [
     "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring",
     "tlcache.warm.replaying", "tlcache.warm.pretending",
     "tlcache.runtime.foreign.kernel", "tlcache.runtime.foreign.template",
+    "tlcache.runtime.foreign.deferring",
 ]  # fmt: skip
 
 

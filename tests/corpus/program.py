@@ -24,11 +24,12 @@ def main(part: str, *words: str) -> None:
     for case in chosen:
         if names and case.name not in names:
             continue
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.thread_time()
         kernel = case.kernel()
-        seconds = time.perf_counter() - start
+        seconds, cpu = time.perf_counter() - start, time.thread_time() - cpu
         told[case.name] = {
             "ms": round(seconds * 1e3, 3),
+            "cpu_ms": round(cpu * 1e3, 3),
             "key": getattr(kernel, "_tilelang_cache_key", None),
             "class": type(kernel).__name__,
         }

@@ -103,8 +103,9 @@ for key, arguments in {
 def test_stopping_puts_tilelangs_own_functions_back(forked, place):
     code = """
 tlcache.unaccelerate()
+from tilelang.language.eager import builder
 def functions():
-    return (vars(JITImpl)["compile"], vars(JITImpl)["_infer_jit_mode"],
+    return (builder.mutate, vars(JITImpl)["compile"], vars(JITImpl)["_infer_jit_mode"],
             vars(JITImpl)["__call__"], vars(JITFunc)["_build_tir_template"])
 before = functions()
 tlcache.accelerate(); tlcache.accelerate()
@@ -115,8 +116,8 @@ kernel = lazy()
 told["class"] = name(kernel)
 """
     told = forked(place, START + code)
-    assert told["hooked"] == [False, False, True, False]
-    assert told["back"] == [True] * 4
+    assert told["hooked"] == [False, False, False, True, False]
+    assert told["back"] == [True] * 5
     assert told["class"] == "JITKernel"
 
 
@@ -325,3 +326,43 @@ told["told"] = layers.compiles()["not_restored"]
         assert told["class"] == ["JITKernel"] * 2
         assert told["refused"] == {"it calls open()": 2}
         assert told["told"] == [{"reason": "it calls open()", "count": 2}]
+
+
+def test_a_rewriting_that_was_put_off_is_of_what_the_function_was(forked, place):
+    code = """
+def outer(n):
+    import tilelang.language as T
+    held = n
+    def change(value):
+        nonlocal held
+        held = value
+    def make(m):
+        @T.prim_func
+        def main(X: T.Tensor((m,), "float32")):
+            with T.Kernel(1) as _:
+                X[0] = held
+        return main
+    return make, change
+"""
+    path = f"{place}/outers.py"
+    with open(path, "w") as file:
+        file.write(code)
+    looked = """
+import outers
+make, change = outers.outer(4)
+impl = tilelang.jit(make)
+told["put off"] = type(impl.func.ir_gen).__name__
+change(5)
+generator = impl.func.ir_gen
+cells = dict(zip(generator.gen.__code__.co_freevars,
+                 [cell.cell_contents for cell in generator.gen.__closure__]))
+told["held"] = cells["held"]
+told["source"] = generator.source
+told["hints"] = generator.extra_type_hints
+"""
+    put_off = forked(place, START + looked)
+    real = forked(place, START.replace("tlcache.accelerate()", "") + looked)
+    assert put_off.pop("put off") == "Deferred"
+    assert real.pop("put off") == "IRGenerator"
+    assert put_off == real
+    assert real["held"] == 4

@@ -6,9 +6,10 @@ logged once and leaves the call to TileLang. A launch passes no hook. While nobo
 functions later, `stop` puts TileLang's own ones back, the very objects; otherwise the hooks stay in
 between and do nothing.
 
-Three functions are hooked. `JITImpl._infer_jit_mode` runs a function to see whether it returns a
+Four functions are hooked. `JITImpl._infer_jit_mode` runs a function to see whether it returns a
 kernel or launches one; `JITFunc._build_tir_template` runs an eager one to see what it takes from
-its tensors; `JITImpl.compile` makes the kernel.
+its tensors; `JITImpl.compile` makes the kernel. And `mutate` rewrites a function's source, which is
+put off (`deferring.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _LIBRARIES = {"tvm_ffi": "executable.so", "cython": "kernel_lib.so"}
 class _State:
     def __init__(self) -> None:
         self.restoring = False
-        self.patched: list[tuple[type, str, Any, Any]] = []
+        self.patched: list[tuple[Any, str, Any, Any]] = []
         self.trusts: dict[str, Trust | None] = {}
         self.kernels: dict[tuple[str, str, str], Any] = {}
         self.flights: dict[str, threading.Lock] = {}
@@ -142,10 +143,10 @@ def _patch_late() -> None:
 
 def _patch() -> None:
     from tilelang.jit import JITImpl
-    from tilelang.language.eager.builder import JITFunc
+    from tilelang.language.eager import builder
 
     # Here, where TileLang is imported anyway, rather than at the first kernel.
-    from tlcache.runtime.foreign import kernel, telling, template  # noqa: F401
+    from tlcache.runtime.foreign import deferring, kernel, telling, template  # noqa: F401
 
     with _state.lock:
         if _state.patched:
@@ -153,13 +154,21 @@ def _patch() -> None:
         _state.call = JITImpl.__call__.__code__
         for owner, name, hook in (
             (JITImpl, "_infer_jit_mode", _inferred),
-            (JITFunc, "_build_tir_template", _templated),
+            (builder.JITFunc, "_build_tir_template", _templated),
             (JITImpl, "compile", _compiled),
         ):
             original = vars(owner)[name]
             ours = _wrapped(original, hook)
             setattr(owner, name, ours)
             _state.patched.append((owner, name, original, ours))
+        mutate = builder.mutate
+
+        @functools.wraps(mutate)
+        def put_off(func: Any) -> Any:
+            return deferring.deferred(func, mutate) if _state.restoring else mutate(func)
+
+        builder.mutate = put_off
+        _state.patched.append((builder, "mutate", mutate, put_off))
 
 
 def _wrapped(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:

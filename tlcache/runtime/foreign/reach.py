@@ -33,7 +33,7 @@ from typing import Any
 from tlcache.runtime.foreign import outside, text
 from tlcache.runtime.foreign.text import Text, Use
 
-__all__ = ["Finder", "Unseen"]
+__all__ = ["Finder", "Unseen", "lines"]
 
 
 class Unseen(Exception):
@@ -263,8 +263,8 @@ class Finder:
         self.code(function.__code__)
         self.value(function.__defaults__)
         self.value(function.__kwdefaults__)
-        lines = _lines(function)
-        read = self._read(lines) if lines is not None else None
+        source = lines(function)
+        read = self._read(source) if source is not None else None
         cells = _cells(function)
         named: set[str] = set()
         if read is not None and read.name == function.__code__.co_name:
@@ -652,9 +652,11 @@ class Finder:
     def _rewritten(self, generator: Any, function: FunctionType) -> None:
         """The function that TileLang rewrote: its closure is as it was when that was done."""
         self._annotations(generator.extra_type_hints)
-        now, then = _cells(function), _cells(generator.gen)
+        put_off = getattr(generator, "_tlcache_function", None)
+        rewritten = generator.gen if put_off is None else put_off
+        now, then = _cells(function), _cells(rewritten)
         for name in sorted(then):
-            if then[name] is not generator.gen and then[name] is not now.get(name, _MISSING):
+            if then[name] is not rewritten and then[name] is not now.get(name, _MISSING):
                 self.say("then", name)
                 self.value(then[name])
 
@@ -817,7 +819,7 @@ def _started() -> float:
 _STARTED = _started()
 
 
-def _lines(function: FunctionType) -> str | None:
+def lines(function: FunctionType) -> str | None:
     """The lines of a function as TileLang would read them now; None where there are none.
 
     Raises:
@@ -836,12 +838,12 @@ def _lines(function: FunctionType) -> str | None:
             raise Unseen("its source file was changed while the process runs")
         if status.st_mtime > _STARTED + 0.02:
             raise Unseen("its source file was changed while the process runs")
-    lines = linecache.getlines(name, function.__globals__)
+    held = linecache.getlines(name, function.__globals__)
     kept = _texts.get(id(code))
-    if kept is not None and kept[0] is code and kept[1] is lines:
+    if kept is not None and kept[0] is code and kept[1] is held:
         return kept[2]
-    found = _block(code, lines)
-    _texts[id(code)] = (code, lines, found)
+    found = _block(code, held)
+    _texts[id(code)] = (code, held, found)
     return found
 
 

@@ -273,9 +273,9 @@ def device() -> str:
     if torch is None or not torch.cuda.is_available():
         return f"{told} no GPU"
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    shared = getattr(properties, "shared_memory_per_block_optin", 0)
-    return (
-        f"{told} {properties.name} {properties.major}.{properties.minor} "
-        f"{properties.multi_processor_count} {properties.total_memory} {shared} "
-        f"{torch.cuda.device_count()}"
+    names = (
+        "name major minor multi_processor_count total_memory shared_memory_per_block_optin "
+        "shared_memory_per_multiprocessor"
     )
+    said = " ".join(str(getattr(properties, name, None)) for name in names.split())
+    return f"{told} {said} {torch.cuda.device_count()}"

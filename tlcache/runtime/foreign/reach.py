@@ -540,7 +540,10 @@ class Finder:
     def _of_device(self) -> None:
         if not self._device:
             self._device = True
-            self.say("device", outside.device())
+            try:
+                self.say("device", outside.device())
+            except Exception as error:
+                raise Unseen(f"the GPU cannot be asked: {type(error).__name__}") from error
 
     def _outside(self, value: Any) -> bool:
         """Digest a function or class that counts by its name, if it is one."""

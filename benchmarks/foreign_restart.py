@@ -1,8 +1,8 @@
 """What a restart costs a program that calls TileLang itself: the first call of each of its kernels,
 found on disk by TileLang, and restored by tlcache.
 
-Measured is the time from a kernel's first call to the kernel in hand, launched or not, for each
-kernel of the corpus (`tests/corpus`), in fresh processes that come to all of them one after another:
+Measured is the time from a kernel's first call to the kernel in hand, for each kernel of the corpus
+(`tests/corpus`), in fresh processes that come to all of them one after another:
 
     disk        the program by itself; TileLang traces each kernel and finds it on disk
     restored    under `tlcache run`

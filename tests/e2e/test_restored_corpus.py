@@ -89,3 +89,18 @@ def test_what_is_recorded_and_warmed_is_restored(program, tlcache, tmp_path, req
     all_restored(restored, len(names))
     verified = tlcache("verify", "--json", "--cache-dir", root)
     assert verified.code == 0, verified.out
+
+
+def test_the_ranks_of_torchrun_restore_each_for_itself(program, tlcache, tmp_path, request):
+    program("cpu", "add", "eager_scale")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun += ["--master-port", "0", "--redirects", "1", "--log-dir", str(tmp_path / "logs")]
+    ran = tlcache(
+        *("run", "--", *torchrun, "-m", "tests.corpus.program", "cpu", "add", "eager_scale"),
+        env={"TLCACHE_RUNTIME_DIR": str(tmp_path / "run")},
+        cwd=str(request.config.rootpath),
+        timeout=300,
+    )
+    assert ran.code == 0, ran.err
+    told = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
+    assert [text.count('"class": "RestoredKernel"') for text in told] == [2, 2]

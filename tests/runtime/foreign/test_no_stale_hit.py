@@ -232,6 +232,18 @@ def test_one_variable_counts_by_its_value(keys):
     assert first == again
 
 
+def test_whether_one_file_is_there_counts(keys, tmp_path):
+    path = tmp_path / "marker"
+    edits = [
+        ("helpers.py", "import dataclasses\n", "import dataclasses\nimport os\n"),
+        ("helpers.py", "return 2.0", f"return 2.0 if os.path.exists({str(path)!r}) else 3.0"),
+    ]
+    first = keys(*edits)
+    assert len(first["lazy"]) == 64
+    path.touch()
+    assert keys(*edits)["lazy"] != first["lazy"]
+
+
 def test_a_mutable_constant_counts_by_what_it_holds(keys):
     edits = [
         ("helpers.py", "TERM = 0.5", "TERM = 0.5\nTABLE = {'a': [1.0, 2.0]}"),

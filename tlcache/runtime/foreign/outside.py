@@ -229,9 +229,9 @@ _ADMITTED = {
     "numpy": "no",
     **dict.fromkeys(map("numpy.{}".format, _NUMPY), "yes"),
     "os": "no",
-    "os.path": "no",
+    "posixpath": "no",
     **{
-        f"os.path.{name}": "yes"
+        f"posixpath.{name}": "yes"
         for name in ["basename", "dirname", "join", "normpath", "split", "splitext"]
     },
     "sys": "no",

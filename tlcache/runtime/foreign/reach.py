@@ -507,7 +507,12 @@ class Finder:
         self._admit(path, found)
 
     def _variable(self, path: str, rest: tuple[str, ...], use: Use) -> bool:
-        """Whether it is a look at one environment variable, which then counts by its value."""
+        """Whether it is a look at one environment variable, or whether one file is there; it counts
+        by what is seen then.
+        """
+        if use.kind == "call" and use.constant is not None and path in _THERE:
+            self.say("there", use.constant, str(os.path.exists(use.constant)))
+            return True
         asked = path == "os.getenv" and use.kind == "call"
         asked |= path.startswith("os.environ") and (
             use.kind == "item" or (use.kind == "call" and rest[-1] == "get")
@@ -715,6 +720,7 @@ _SKIPPED = frozenset(
         "__hash__",
     ]
 )
+_THERE = frozenset({"posixpath.exists", "genericpath.exists"})
 _UNREADABLE = frozenset(
     opcode.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME")
 )

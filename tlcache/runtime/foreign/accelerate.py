@@ -281,11 +281,13 @@ def _decoded(values: Any) -> Text | None:
 
 
 def _filed(write: Callable[[], None]) -> None:
-    """Write a file, if the root can be written."""
+    """Write a file, if the root can be written; that it cannot is told once."""
     try:
         write()
     except CacheRootError as error:
-        _trouble(error)
+        if error.message not in _state.told:
+            _state.told.add(error.message)
+            _log.warning("what is made now is traced again at the next start: %s", error.message)
 
 
 # --- how a function is called ---

@@ -337,10 +337,11 @@ def outer(n):
         nonlocal held
         held = value
     def make(m):
+        value = held
         @T.prim_func
         def main(X: T.Tensor((m,), "float32")):
             with T.Kernel(1) as _:
-                X[0] = held
+                X[0] = value
         return main
     return make, change
 """

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlcache.store import calls, own_files, record
+from tlcache.store import calls, own_files, record, scan
 from tlcache.store.calls import Answer, Style
 from tlcache.store.record import Library
 from tlcache.store.trust import Trust
@@ -114,6 +114,20 @@ def test_the_calls_of_kernels_that_are_gone_are_swept_away(root):
     os.rmdir(os.path.join(root, ENTRY))
     assert calls.sweep(root) == 1
     assert [key for key, _ in calls.all_of(root)] == [OTHER]
+
+
+def test_a_restore_by_a_call_is_a_use_of_its_kernel(root):
+    calls.write_answer(root, KEY, ANSWER)
+    os.makedirs(os.path.join(root, ENTRY))
+    with open(os.path.join(root, ENTRY, "kernel_lib.so"), "wb") as file:
+        file.write(b"abc")
+    os.utime(os.path.join(root, ENTRY, "kernel_lib.so"), (1000, 1000))
+    os.utime(calls.path_of(root, KEY), (5000, 5000))
+    (found,) = scan.scan(root)
+    assert found.last_used is not None
+    assert found.last_used.timestamp() == 5000
+    calls.used(root, KEY)
+    assert calls.uses(root)[ENTRY] > 5000
 
 
 def faults(root):

@@ -23,7 +23,7 @@ from tlcache.store.record import Library
 from tlcache.store.trust import Trust
 
 __all__ = ["SCHEMA", "Answer", "Style", "all_of", "decode", "path_of", "read_answer", "read_style"]
-__all__ += ["read_text", "sweep", "used", "write_answer", "write_style", "write_text"]
+__all__ += ["read_text", "sweep", "used", "uses", "write_answer", "write_style", "write_text"]
 
 _log = logging.getLogger(__name__)
 
@@ -301,6 +301,22 @@ def sweep(root: str | os.PathLike[str]) -> int:
         except (OSError, ValueError):
             pass  # `verify` tells of it
     return gone
+
+
+def uses(root: str | os.PathLike[str]) -> dict[str, float]:
+    """When each entry was last restored by a call, in seconds since 1970; by the entries' paths
+    relative to the root.
+    """
+    newest: dict[str, float] = {}
+    for _, path in all_of(root):
+        try:
+            _, found = decode(files.read(path, unseen=True))
+            if isinstance(found, Answer):
+                entry = os.path.normpath(found.entry)
+                newest[entry] = max(newest.get(entry, 0.0), os.stat(path).st_mtime)
+        except (OSError, ValueError):
+            pass  # `verify` tells of it
+    return newest
 
 
 def used(root: str, key: str) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tlcache.store import files, record
+from tlcache.store import calls, files, record
 from tlcache.store.record import Record
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ class Filings:
         self._files: dict[str, dict[str, _File]] = {}
         self._at: dict[str, list[str]] = {}
         self._unsound = 0
+        self._calls: dict[str, float] | None = None
         self._cache = cache
         there = os.path.isdir(self._top)
         self._known = cache.filings(root) if cache is not None and there else {}
@@ -158,6 +159,12 @@ class Filings:
         found = [self._files[key[:2]][key] for key in keys]
         says = max((one.filing for one in found if one.filing), key=lambda one: one.created)
         return says, max(one.used for one in found)
+
+    def called(self, location: str) -> float | None:
+        """When a program's own call last restored a thing, in seconds since 1970."""
+        if self._calls is None:
+            self._calls = calls.uses(self._root)
+        return self._calls.get(self._name(location))
 
     def all(self) -> Iterator[tuple[str, str]]:
         """All sound records: the entry's path, relative to the root, and the record's path."""

@@ -72,20 +72,20 @@ def _entry(place: EntryPlace, cache: ScanCache, filings: Filings) -> Entry:
         found = entry.listing(place)
     else:
         found = entry.listing(place, known.directory, known.names)
-    filed = filings.newest(place.location)
+    filed, called = filings.newest(place.location), filings.called(place.location)
     stamp = found.stamp()
     if not stamp:
-        return entry.made(place, found, _NOTHING, None, filed)
+        return entry.made(place, found, _NOTHING, None, filed, called)
     if known is not None and known.stamp == stamp:
         facts = cache.facts(known)
         if facts is not None:
             if known.directory != found.directory:
                 _keep(cache, place, found, stamp, facts, known.payload)
-            return entry.made(place, found, facts, known.payload, filed)
+            return entry.made(place, found, facts, known.payload, filed, called)
     facts, payload, sound = entry.facts_of(place, found)
     if sound:
         _keep(cache, place, found, stamp, facts, payload)
-    return entry.made(place, found, facts, payload, filed)
+    return entry.made(place, found, facts, payload, filed, called)
 
 
 _NOTHING = Facts()

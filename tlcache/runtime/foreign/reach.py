@@ -879,14 +879,15 @@ def _indent(line: str) -> int:
 
 
 @functools.cache
-def _named() -> dict[int, str]:
+def _named() -> dict[int, tuple[Any, str]]:
     """The objects of TileLang's language that have names there but no name of their own."""
-    found: dict[int, str] = {}
+    found: dict[int, tuple[Any, str]] = {}
     for module in ("tilelang.language", "tvm.tirx", "tilelang"):
         for name, value in vars(sys.modules.get(module) or inspect).items():
-            found.setdefault(id(value), f"{module}.{name}")
+            found.setdefault(id(value), (value, f"{module}.{name}"))
     return found
 
 
 def _name_of(value: Any) -> str | None:
-    return _named().get(id(value))
+    known = _named().get(id(value))
+    return known[1] if known is not None and known[0] is value else None

@@ -199,3 +199,13 @@ def test_a_time_that_is_none_is_unknown(text):
 def test_times_have_a_zone():
     assert readings.when("2026-01-31T12:00:00Z") == readings.when("2026-01-31T12:00:00+00:00")
     assert readings.when("2026-01-31T12:00:00").tzinfo is not None
+
+
+def test_why_calls_were_not_restored_is_read_and_what_is_malformed_is_not():
+    rows = [{"reason": "it calls open()", "count": 3}, {"reason": 4, "count": "x"}, None]
+    found = readings.read({"layers": {"compile": {"not_restored": rows}}}, 1)
+    told = [(one.reason, one.count) for one in found.refusals]
+    assert told == [("it calls open()", 3), ("", 0), ("", 0)]
+    shown = single(found, [], None, False).foot
+    assert "not restored: 3 calls: it calls open()" in shown
+    assert readings.read({"layers": {"compile": {"not_restored": 5}}}, 1).refusals == ()

@@ -67,16 +67,22 @@ STORE = [
     "tlcache.daemon.openapi", "tlcache.daemon.peers", "tlcache.daemon.reading",
     "tlcache.daemon.routes", "tlcache.daemon.schemas", "tlcache.daemon.served",
     "tlcache.daemon.server", "tlcache.daemon.serving", "tlcache.daemon.stream",
+    "tlcache.store.calls",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder",
     "tlcache.runtime.garbage",
+    "tlcache.runtime.foreign", "tlcache.runtime.foreign.accelerate", "tlcache.runtime.foreign.key",
+    "tlcache.runtime.foreign.reach", "tlcache.runtime.foreign.text",
+    "tlcache.runtime.foreign.outside", "tlcache.runtime.foreign.telling",
     "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
     "ops.boundary", "ops.inputs", "ops.jit_cache", "ops.triton.rms_norm", "ops.kernels",
 ]  # fmt: skip
 COMPILE = [
     "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring",
     "tlcache.warm.replaying", "tlcache.warm.pretending", "tlcache.warm.preloaded",
+    "tlcache.runtime.foreign.kernel", "tlcache.runtime.foreign.template",
+    "tlcache.runtime.foreign.deferring",
 ]  # fmt: skip
 
 

@@ -27,7 +27,8 @@ from typing import NamedTuple
 from tlcache import modules
 from tlcache.errors import FactoryError
 
-__all__ = ["ALGORITHM", "Closure", "adopt", "adopt_all", "closure", "factory_digest"]
+__all__ = ["ALGORITHM", "Closure", "adopt", "adopt_all", "canonical", "closure"]
+__all__ += ["factory_digest"]
 
 ALGORITHM = 1
 """Version of the digest; to be raised when the same source gives another one (a test knows)."""
@@ -295,12 +296,12 @@ def _statements(source: modules.Source, reached: set[int]) -> Iterator[str]:
         statement = source.body[index]
         if isinstance(statement, modules.NAMED) and len(source.bindings[statement.name]) == 1:
             continue
-        yield f"{source.name}: {_canonical(statement)}"
+        yield f"{source.name}: {canonical(statement)}"
     named = [
         source.body[index] for index in reached if isinstance(source.body[index], modules.NAMED)
     ]
     alone = [n for n in named if len(source.bindings[n.name]) == 1]  # type: ignore[attr-defined]
-    yield from sorted(f"{source.name}: {_canonical(statement)}" for statement in alone)
+    yield from sorted(f"{source.name}: {canonical(statement)}" for statement in alone)
 
 
 def _is_external(name: str, factory_top: str) -> bool:
@@ -347,7 +348,7 @@ def _external(name: str) -> str:
         return f"{name}=={','.join(metadata.version(owner) for owner in sorted(owners))}"
 
 
-def _canonical(node: ast.AST) -> str:
+def canonical(node: ast.AST) -> str:
     """A text for a syntax tree that is the same on every supported Python.
 
     `ast.dump` is not: its fields and its handling of empty lists changed between 3.10 and 3.13.
@@ -363,11 +364,11 @@ def _canonical(node: ast.AST) -> str:
             value = [v for v in value if not (isinstance(v, ast.Constant) and v.value == "")]
         if isinstance(value, list):
             inner = ",".join(
-                _canonical(item) if isinstance(item, ast.AST) else ascii(item) for item in value
+                canonical(item) if isinstance(item, ast.AST) else ascii(item) for item in value
             )
             parts.append(f"{name}=[{inner}]")
         elif isinstance(value, ast.AST):
-            parts.append(f"{name}={_canonical(value)}")
+            parts.append(f"{name}={canonical(value)}")
         else:
             # Which characters `repr` escapes depends on the Unicode version of the Python.
             parts.append(f"{name}={value!a}")

@@ -23,6 +23,7 @@
         CompileError             1   it does not compile
         MissError                1   it is not in the cache, and compiling was ruled out
         CaptureError             1   it would have to be compiled during CUDA graph capture
+        RestoreError             1   it was restored, and TileLang makes another one of the call
       ArchiveError               1   an archive is not what it should be, and is refused
 
 Each holds one sentence with the actual values, and a `hint`: what to do about it.
@@ -46,6 +47,7 @@ __all__ = [
     "KernelError",
     "MissError",
     "ModelConfigError",
+    "RestoreError",
     "RuntimeLibraryError",
     "ShapesError",
     "SpecError",
@@ -170,6 +172,10 @@ class MissError(KernelError):
 
 class CaptureError(KernelError):
     """A kernel would have to be compiled while a CUDA graph is captured."""
+
+
+class RestoreError(KernelError):
+    """A kernel was restored, and TileLang makes another one of the same call."""
 
 
 class ArchiveError(TlcacheError):

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 __all__ = ["Compile", "Factory", "Group", "Incident", "InProcess", "Kernel", "Latency", "Process"]
-__all__ += ["Rates", "Reading", "Workload", "grouped", "incidents", "rates", "read"]
+__all__ += ["Rates", "Reading", "Refusal", "Workload", "grouped", "incidents", "rates", "read"]
 __all__ += ["when"]
 
 _T = TypeVar("_T")
@@ -77,6 +77,14 @@ class Kernel:
     failed: int = 0
     after_ready: int = 0
     compile_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why calls of a program's own functions were not restored, and how many."""
+
+    reason: str = ""
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,7 @@ class Reading:
     tilelang: tuple[InProcess, ...] = ()
     incidents: tuple[Incident, ...] = ()
     incidents_total: int = 0
+    refusals: tuple[Refusal, ...] = ()
 
     @property
     def unseen(self) -> int:
@@ -180,6 +189,7 @@ def read(document: Mapping[str, Any], pid: int) -> Reading:
         _rows(InProcess, layers.get("tilelang")),
         incidents(document.get("incidents")),
         _fit(document.get("incidents_total"), 0, "int"),
+        _rows(Refusal, compiling.get("not_restored")),
     )
 
 

@@ -40,7 +40,7 @@ def test_a_process_on_the_gpu_tells_what_it_compiled_and_then_what_it_found(
 ):
     monkeypatch.setenv("TLCACHE_RUNTIME_DIR", str(tmp_path / "run"))
     for outcome in ("compiled", "disk"):
-        command = [*MAIN, "run", "--", sys.executable, PROGRAM, "--wait"]
+        command = [*MAIN, "run", "--no-restore", "--", sys.executable, PROGRAM, "--wait"]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
         ) as program:

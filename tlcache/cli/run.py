@@ -69,6 +69,11 @@ __all__ = ["command"]
     type=click.Choice(["ready", "start"]),
     help="Since when: `tlcache.runtime.mark_ready()` (the default), or the start.",
 )
+@click.option(
+    "--restore/--no-restore",
+    default=None,
+    help="Load kernels whose calls were seen before without tracing them (the default), or do not.",
+)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND …")
 def command(
     shapes: str | None,
@@ -83,6 +88,7 @@ def command(
     record: str | None,
     on_compile: str | None,
     since: str | None,
+    restore: bool | None,
     words: tuple[str, ...],
 ) -> int:
     """Run a program, its kernels warm, with hooks on TileLang.
@@ -99,7 +105,7 @@ def command(
         _check_writable(record)
     wanted = ahead.asked(shapes, targets, budget, background, require, ready_file, timeout)
     places = _places(overlay)
-    environment = _environment(record, on_compile, since, hooks=not no_hooks)
+    environment = _environment(record, on_compile, since, restore, hooks=not no_hooks)
     if overlay is not None:
         environment[roots.VARIABLE] = os.pathsep.join(places)
     if overlay is not None or not no_hooks:
@@ -135,7 +141,12 @@ def _places(overlay: str | None) -> list[str]:
 
 
 def _environment(
-    record: str | None, on_compile: str | None, since: str | None, *, hooks: bool
+    record: str | None,
+    on_compile: str | None,
+    since: str | None,
+    restore: bool | None,
+    *,
+    hooks: bool,
 ) -> dict[str, str]:
     """What the program inherits; options that are not given leave what is set already."""
     changed = dict(os.environ)
@@ -149,6 +160,7 @@ def _environment(
         "TLCACHE_RECORD": os.path.abspath(record) if record is not None else None,
         "TLCACHE_ON_COMPILE": on_compile,
         "TLCACHE_ON_COMPILE_FROM": since,
+        "TLCACHE_RESTORE": None if restore is None else str(int(restore)),
     }
     changed.update({name: value for name, value in wanted.items() if value is not None})
     return changed

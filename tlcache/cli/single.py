@@ -36,6 +36,10 @@ def single(one: Reading, failures: Sequence[Incident], rates: Rates | None, live
     if live:
         view.header.insert(_SPEED, "CALLS/S")
     view.foot = _summary(one)
+    view.foot += [
+        f"not restored: {render.count(refusal.count, 'call')}: {refusal.reason}"
+        for refusal in one.refusals[:_SHOWN]
+    ]
     view.foot += [f"failed: {event.title}: {event.reason or '?'}" for event in failures[-_SHOWN:]]
     if late := came_late(one.incidents):
         view.foot.append(_late_line(one, late))

@@ -31,12 +31,13 @@ from tlcache.errors import MissError
 from tlcache.fingerprint import key_environment
 from tlcache.runtime import below, events, garbage, origin, ownership, recorder
 from tlcache.runtime.counters import Outcome
+from tlcache.runtime.foreign import accelerate
 from tlcache.runtime.origin import Made, Origin
 from tlcache.runtime.process import process
 from tlcache.runtime.resolve import foreign, remembered
 from tlcache.store import layout, roots
 
-__all__ = ["factories", "install", "installed", "jits"]
+__all__ = ["factories", "install", "installed", "jits", "origin_of", "trouble"]
 
 _log = logging.getLogger(__name__)
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -59,6 +60,8 @@ def install() -> None:
         ("tilelang.autotuner.tuner", "compile_grouped_unit_tvm_ffi", _grouped),
     ):
         wrapt.register_post_import_hook(_wrapping(name, wrapper), module)
+    if accelerate.wanted():
+        accelerate.start()
 
 
 def installed() -> bool:
@@ -111,12 +114,12 @@ def _wrapping(name: str, wrapper: Callable[..., Any]) -> Callable[[Any], None]:
         try:
             wrapt.wrap_function_wrapper(module, name, wrapper)
         except Exception as error:
-            _trouble(error)
+            trouble(error)
 
     return hook
 
 
-def _trouble(error: BaseException) -> None:
+def trouble(error: BaseException) -> None:
     """Say, once, that a hook went wrong; the program goes on."""
     if not _state.troubled:
         _state.troubled = True
@@ -139,7 +142,7 @@ def _made(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
             if function is not None:
                 _remember(instance, origin.made_by(function))
     except Exception as error:
-        _trouble(error)
+        trouble(error)
     return result
 
 
@@ -158,13 +161,14 @@ def _elaborated(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     try:
         if not ownership.is_own():
             seconds = time.perf_counter() - start
-            result._tlcache_origin = _origin(instance, args, kwargs), seconds
+            result._tlcache_origin = origin_of(instance, args, kwargs), seconds
     except Exception as error:
-        _trouble(error)
+        trouble(error)
     return result
 
 
-def _origin(impl: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Origin:
+def origin_of(impl: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Origin:
+    """Where the kernel comes from that a JITImpl makes of a call."""
     function = getattr(impl.func, "orig_func", None)
     if function is None:
         return Origin("a prim_func", None, reason="its JITImpl was made of a prim_func")
@@ -226,7 +230,7 @@ def _looked_for(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         try:
             below.fetch(instance._get_cache_path(args[0] if args else kwargs["key"]))
         except Exception as error:
-            _trouble(error)
+            trouble(error)
     return wrapped(*args, **kwargs)
 
 
@@ -259,7 +263,7 @@ def _begun(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Request:
                 given["out_idx"] = args[1]
             request.origin = origin.of_function(getattr(function, "orig_func", None), given)
     except Exception as error:
-        _trouble(error)
+        trouble(error)
     return request
 
 
@@ -314,7 +318,7 @@ def _launched(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
                 if isinstance(error, MissError)
             ]
     except Exception as error:
-        _trouble(error)
+        trouble(error)
     if refusals:
         raise refusals[0]
     return launched
@@ -343,7 +347,7 @@ def _grouped(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
         for number, _, kernel, error in results:
             _settle(requests[number], kernel, error)
     except Exception as error:
-        _trouble(error)
+        trouble(error)
     return results
 
 
@@ -357,8 +361,8 @@ def _settle(request: _Request, kernel: Any, error: BaseException | None = None) 
     """Count, note and record what became of a request."""
     try:
         _settled(request, kernel, error)
-    except Exception as trouble:
-        _trouble(trouble)
+    except Exception as wrong:
+        trouble(wrong)
 
 
 def _settled(request: _Request, kernel: Any, error: BaseException | None) -> None:
@@ -432,5 +436,5 @@ def _tuned(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
             )
             foreign(name, "disk", name.rpartition(":")[2], seconds)
     except Exception as error:
-        _trouble(error)
+        trouble(error)
     return result

@@ -101,7 +101,15 @@ def compiles() -> dict[str, Any]:
             for kernel in sorted(kernels)
             for sums in [_summed(kernels[kernel])]
         ],
+        "not_restored": _not_restored(),
     }
+
+
+def _not_restored() -> list[dict[str, Any]]:
+    """Why calls of a program's own functions are left to TileLang, and how many, most first."""
+    hooks: Any = sys.modules.get("tlcache.runtime.foreign.accelerate")
+    found = hooks.refusals() if hooks is not None else {}
+    return [{"reason": reason, "count": count} for reason, count in found.items()]
 
 
 def _summed(parts: list[Counters]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def of_call(
     try:
         if made.lost is not None:
             raise made.lost
-        call = _bound(inspect.signature(function), args, kwargs)
+        call = _bound(impl.signature, args, kwargs)
         if made.factory is None:
             path, place = _importable(made.module, function, impl)
             return Origin(path, _workload(path, call, {}), place)

@@ -347,6 +347,7 @@ def foreign(
     entry: str | None = None,
     workload: Mapping[str, Any] | None = None,
     reason: str | None = None,
+    saved: float = 0.0,
 ) -> None:
     """Count a kernel that a program had from TileLang itself, and note it as an event.
 
@@ -358,9 +359,10 @@ def foreign(
         entry: Its TileLang entry, relative to the cache root.
         workload: The entry of a shapes.json that would have warmed it.
         reason: Why it failed.
+        saved: For one that was restored, what its compile took.
     """
     ledger = _current().ledger
-    ledger.add(kernel, outcome, seconds, after_ready=_process.ready)
+    ledger.add(kernel, outcome, seconds, saved=saved, after_ready=_process.ready)
     if outcome != "failed":
         ledger.hold(title, outcome, seconds, origin="foreign", entry=entry)
     events.log.note(

@@ -198,9 +198,13 @@ def made(
     facts: Facts,
     payload: str | None,
     filed: tuple[Filing, float] | None = None,
+    called: float | None = None,
 ) -> Entry:
-    """The entry that its listing, its facts, and its record with that one's last use make."""
-    used = filed[1] if filed is not None else None
+    """The entry that its listing, its facts, its record with that one's last use, and the last use
+    by a program's own call make.
+    """
+    known = [one for one in (filed[1] if filed is not None else None, called) if one is not None]
+    used = max(known, default=None)
     if found.library is not None:
         status = found.library.status
         used = max(status.st_atime, status.st_mtime, used or 0.0)

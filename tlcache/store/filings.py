@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tlcache.store import files, record
+from tlcache.store import calls, files, record
 from tlcache.store.record import Record
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class Filings:
         self._files: dict[str, dict[str, _File]] = {}
         self._at: dict[str, list[str]] = {}
         self._unsound = 0
+        self._calls: dict[str, float] | None = None
         self._cache = cache
         self._lock = threading.RLock()
         there = os.path.isdir(self._top)
@@ -198,6 +199,12 @@ class Filings:
         filed = (one.filing for one in found if one.filing)
         says = max(filed, key=lambda one: (one.created, one.action_key))
         return says, max(one.used for one in found)
+
+    def called(self, location: str) -> float | None:
+        """When a program's own call last restored a thing, in seconds since 1970."""
+        if self._calls is None:
+            self._calls = calls.uses(self._root)
+        return self._calls.get(self._name(location))
 
     def all(self) -> Iterator[tuple[str, str]]:
         """All sound records: the entry's path, relative to the root, and the record's path."""

@@ -1,7 +1,7 @@
-"""Whether what tlcache itself keeps in a root is sound: records, schedules, closures; and what an
-import that was killed left in staging.
+"""Whether what tlcache itself keeps in a root is sound: records, schedules, closures, calls, texts;
+and what an import that was killed left in staging.
 
-Invariant: judged are only the folders that are known here, and in the first three only files; what
+Invariant: judged are only the folders that are known here, and in all but the last only files; what
 else lies below `<root>/tlcache` belongs to other modules.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tlcache import closure, modules
 from tlcache.errors import FactoryError, SpecError
 from tlcache.spec import RECORD_SCHEMA, KernelSpec
-from tlcache.store import record, schedules
+from tlcache.store import calls, record, schedules
 from tlcache.store.archive import incoming
 from tlcache.store.opened import Fault, Unsound, read_file, shown
 from tlcache.store.record import Record
@@ -36,6 +36,8 @@ _NAMES = {
     "records": re.compile(r"[0-9a-f]{64}\.json"),
     "schedules": re.compile(r"[0-9a-f]{64}\.json"),
     "closures": re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.json"),
+    "calls": re.compile(r"[0-9a-f]{64}\.json"),
+    "texts": re.compile(r"[0-9a-f]{64}\.json"),
 }
 _DAMAGE = (
     *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
@@ -72,7 +74,7 @@ def judge(
         now: Seconds since 1970.
     """
     judging = _Judging(root, hashed, broken, time.time() if now is None else now)
-    for folder in ("records", "schedules", "closures"):
+    for folder in _NAMES:
         yield from judging.folder(folder)
     for path in incoming.left_behind(root):
         what = "was left behind by an import that was killed; the next import deletes it"
@@ -168,6 +170,8 @@ class _Judging:
                 return Fault("damaged", "error", "", "is larger than any of its kind")
             if folder == "records":
                 return self._record(name, data)
+            if folder in ("calls", "texts"):
+                return self._call(folder, name, data)
             return (self._schedule if folder == "schedules" else _closure)(name, data)
         except Unsound as unsound:
             return unsound.fault._replace(name="")
@@ -188,7 +192,19 @@ class _Judging:
             self._specs.add(found.spec)
         return fault
 
-    def _entry(self, found: Record) -> Fault | None:
+    def _call(self, folder: str, name: str, data: bytes) -> Fault | None:
+        values = record.contents(data)
+        schema = values.get("schema") if isinstance(values, dict) else None
+        if type(schema) is int and schema != calls.SCHEMA:
+            return Fault("unknown", "note", "", f"is of schema {schema}, which is not read here")
+        if f"{values['key']}.json" != name:
+            return Fault("misplaced", "error", "", "is filed under another key than its own")
+        if folder == "texts":
+            return None
+        _, found = calls.decode(data)
+        return self._entry(found) if isinstance(found, calls.Answer) else None
+
+    def _entry(self, found: record.Located) -> Fault | None:
         """Whether a record's entry is there, and its library what the record says."""
         if found.entry in self._broken:
             return Fault("orphan", "warning", "", f"points at {found.entry}, which is damaged")

@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tlcache.errors import SpecError
 from tlcache.spec import RECORD_SCHEMA, KernelSpec
@@ -25,8 +25,8 @@ from tlcache.store.trust import Trust
 # The small ones are NamedTuples: to define a frozen dataclass costs a starting process seven times
 # as much.
 
-__all__ = ["Dynamic", "Launch", "Library", "Param", "Record", "contents", "decode", "encode"]
-__all__ += ["parse", "present", "read", "sound_library", "used", "write"]
+__all__ = ["Dynamic", "Launch", "Library", "Located", "Param", "Record", "contents", "decode"]
+__all__ += ["encode", "library_at", "parse", "present", "read", "sound_library", "used", "write"]
 
 _log = logging.getLogger(__name__)
 
@@ -322,9 +322,28 @@ def present(root: str | os.PathLike[str], record: Record, key: str | None = None
     return sound_library(root, record) is not None
 
 
+def library_at(path: str, name: str) -> Library:
+    """The library of an entry as it is now.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    data = files.read(os.path.join(path, name))
+    return Library(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+class Located(Protocol):
+    """What says where a library is."""
+
+    @property
+    def entry(self) -> str: ...
+    @property
+    def library(self) -> Library: ...
+
+
 def sound_library(
     root: str | os.PathLike[str],
-    record: Record,
+    record: Located,
     trust: Trust | None = None,
     *,
     use: bool = False,

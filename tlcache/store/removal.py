@@ -6,7 +6,9 @@ A thing goes by renames, in an order in which a kill at any point leaves a root 
    goes on to hit it, and tlcache's next resolve is a miss that TileLang answers from its entry. The
    other way round a record would point at nothing until somebody repaired it.
 2. The kernel, by one rename: whoever looks finds all of it or nothing.
-3. The cuda-binaries that were its alone. Until then they are orphans, which `--orphans` finds; no
+3. The calls of programs that meant it (`calls.py`); a call that points at nothing is a miss, and
+   the next prune takes it away.
+4. The cuda-binaries that were its alone. Until then they are orphans, which `--orphans` finds; no
    kernel needs one to be loaded. Of two files the checksum goes first, since a cuda-binary without
    one is still listed.
 
@@ -28,7 +30,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tlcache.errors import CacheRootError
-from tlcache.store import candidates, evictions, locks, mapped, trash
+from tlcache.store import calls, candidates, evictions, locks, mapped, trash
 from tlcache.store.candidates import Snapshot
 from tlcache.store.evictions import Eviction
 from tlcache.store.filings import Filings
@@ -166,6 +168,8 @@ class _Removing:
                 evictions.note(root, self._evicted(root, [one for one, _ in moved[before:]]))
                 if self._done is not None:
                     self._done(len(some))
+            with locks.removing(root):
+                calls.sweep(root)
         finally:
             trash.empty(root, batch)
             for one, where in moved:

@@ -95,15 +95,15 @@ def look(
     found = entry.listing(place)
     if found.created is None:
         return None
-    filed = filings.newest(place.location)
+    filed, called = filings.newest(place.location), filings.called(place.location)
     if known is not None and known.place == place:
-        same = entry.made(place, found, known.facts, known.payload, filed)
+        same = entry.made(place, found, known.facts, known.payload, filed, called)
         if (same.library, same.bytes, same.created) == (known.library, known.bytes, known.created):
             return known if same == known else same
     facts, payload, sound = entry.facts_of(place, found)
     if unreadable is not None:
         (unreadable.discard if sound else unreadable.add)(place.location)
-    return entry.made(place, found, facts, payload, filed)
+    return entry.made(place, found, facts, payload, filed, called)
 
 
 def _entry(
@@ -114,22 +114,22 @@ def _entry(
         found = entry.listing(place)
     else:
         found = entry.listing(place, known.directory, known.names)
-    filed = filings.newest(place.location)
+    filed, called = filings.newest(place.location), filings.called(place.location)
     stamp = found.stamp()
     if not stamp:
-        return entry.made(place, found, _NOTHING, None, filed)
+        return entry.made(place, found, _NOTHING, None, filed, called)
     if known is not None and known.stamp == stamp:
         facts = cache.facts(known)
         if facts is not None:
             if known.directory != found.directory:
                 _keep(cache, place, found, stamp, facts, known.payload)
-            return entry.made(place, found, facts, known.payload, filed)
+            return entry.made(place, found, facts, known.payload, filed, called)
     facts, payload, sound = entry.facts_of(place, found)
     if sound:
         _keep(cache, place, found, stamp, facts, payload)
     elif unreadable is not None:
         unreadable.add(place.location)
-    return entry.made(place, found, facts, payload, filed)
+    return entry.made(place, found, facts, payload, filed, called)
 
 
 _NOTHING = Facts()

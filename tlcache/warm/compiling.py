@@ -13,16 +13,17 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from tlcache import targets
+from tlcache import operators, targets
 from tlcache.closure import factory_digest
 from tlcache.errors import CacheRootError, CompileError, FactoryError, TlcacheError
 from tlcache.fingerprint import versions
 from tlcache.runtime import ownership
+from tlcache.runtime.foreign import accelerate
 from tlcache.spec import KernelSpec
 from tlcache.store import closures, layout, locks, record
 from tlcache.store.record import Dynamic, Launch, Library, Param, Record
@@ -82,7 +83,7 @@ def build(
         raise fault
     start = time.perf_counter()
     try:
-        with nullcontext() if keep else _uncached(), ownership.own():
+        with nullcontext() if keep else _uncached(), ownership.own(), _filing(spec, keep):
             kernel = replaying.kernel(spec, key, targeted=targeted)
     except TlcacheError:
         raise
@@ -113,6 +114,14 @@ def build(
         _log.warning("%s", error.message)
         return Built(kernel, origin, seconds, None, error)
     return Built(kernel, origin, seconds, made)
+
+
+def _filing(spec: KernelSpec, keep: bool) -> AbstractContextManager[None]:
+    """What is made of a program's own function is filed by its call, too: the program asks by that,
+    not by a spec.
+    """
+    ours = any(operator.kernel == spec.kernel for operator in operators.installed().values())
+    return nullcontext() if ours or not keep else accelerate.filing()
 
 
 @contextmanager

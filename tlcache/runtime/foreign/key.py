@@ -1,0 +1,267 @@
+"""The key of a call: everything that decides which kernel TileLang makes of it, without making it.
+
+There are two. The *front* of a call is the function, all that it reaches, and the arguments that
+are not tensors: it decides how TileLang treats the call at all. The *key* adds the constants that
+an eager function takes from its tensors, the target, and how it is compiled.
+
+Invariant: two calls have one key only if TileLang would have one key for what it makes of them. It
+is computed before anything is made, of what is then.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tlcache import fingerprint
+from tlcache.runtime.foreign import text
+from tlcache.runtime.foreign.reach import Finder, Unseen
+from tlcache.store import calls
+
+__all__ = ["Context", "context", "front", "key", "text_key"]
+
+
+def front(function: Any, given: Mapping[str, Any], finder: Finder) -> str:
+    """The key of how a function is to be called.
+
+    Args:
+        function: A JITFunc of TileLang's.
+        given: The arguments that are not tensors, by name.
+        finder: A new one.
+
+    Raises:
+        Unseen: Something decides about the kernel that cannot be seen.
+    """
+    finder.say("front", _facts(), _environment(), _ambient())
+    _no_callbacks()
+    finder.jit_function(function)
+    finder.say("arguments", str(len(given)))
+    for name, value in given.items():
+        finder.say(name)
+        finder.value(value)
+    return finder.digest()
+
+
+class Context:
+    """How a JITImpl's kernels are compiled, as TileLang resolves it now.
+
+    Attributes:
+        cache: TileLang's cache for the execution backend.
+        backend: The execution backend.
+        target: The target with its host, as TVM says it.
+        host: The host's target.
+    """
+
+    def __init__(self, impl: Any) -> None:
+        from tilelang.cache import _resolve_cache_dispatch
+
+        self.cache, resolved, _ = _resolve_cache_dispatch(
+            impl.target, impl.target_host, impl.execution_backend, False
+        )
+        self.backend: str = resolved.execution_backend.name
+        self.target = str(resolved.target)
+        self.host = str(resolved.target_host)
+
+
+_contexts: dict[str, Context] = {}
+
+
+def _resolved(impl: Any) -> Context:
+    """The context of a JITImpl; from memory where its target is spelled out, so that it depends on
+    no device.
+    """
+    from tilelang import env
+
+    target = impl.target if impl.target is not None else env.get_default_target()
+    spelled = isinstance(target, dict) and "arch" in target
+    if not spelled and target != "c":
+        return Context(impl)
+    backend = impl.execution_backend or env.get_default_execution_backend()
+    said = repr((target, impl.target_host, backend))
+    found = _contexts.get(said)
+    if found is None:
+        found = _contexts[said] = Context(impl)
+    return found
+
+
+def context(impl: Any) -> Context:
+    """The context of a JITImpl.
+
+    Raises:
+        Unseen: Its kernels cannot be restored.
+    """
+    if impl.debug_root_path:
+        raise Unseen("debug_root_path asks for the kernel's source")
+    found = _resolved(impl)
+    if found.backend not in ("tvm_ffi", "cython"):
+        raise Unseen(f"the backend {found.backend}, whose kernels cannot be restored")
+    return found
+
+
+def key(impl: Any, came: str, mode: str, constants: Mapping[str, Any], where: Context) -> str:
+    """The key of the kernel that a call means.
+
+    Args:
+        impl: The JITImpl.
+        came: The front of the call.
+        mode: `lazy` or `eager`.
+        constants: What an eager function takes from its tensors.
+        where: The context of the JITImpl.
+
+    Raises:
+        Unseen: Something decides about the kernel that cannot be seen.
+    """
+    finder = Finder()
+    finder.say("kernel", came, mode, where.backend, where.target, where.host, repr(impl.target))
+    finder.value(list(impl.out_idx) if isinstance(impl.out_idx, (list, tuple)) else impl.out_idx)
+    finder.value(
+        None
+        if impl.pass_configs is None
+        else {_name(one): impl.pass_configs[one] for one in sorted(impl.pass_configs, key=_name)}
+    )
+    flags = impl.compile_flags
+    finder.value(list(flags) if isinstance(flags, (list, tuple)) else flags)
+    for name in sorted(constants):
+        finder.say(name)
+        finder.value(constants[name])
+    return finder.digest()
+
+
+def _name(config: Any) -> str:
+    return str(getattr(config, "value", config))
+
+
+@functools.cache
+def _facts() -> str:
+    """What holds for the whole process."""
+    return "\n".join(
+        (
+            f"calls {calls.SCHEMA} texts {text.VERSION}",
+            fingerprint.facts_text(fingerprint.versions(), {}),
+            f"python {sys.implementation.cache_tag} optimize {sys.flags.optimize}",
+        )
+    )
+
+
+# Variables of these families count, other than those that are known to change no kernel.
+_FAMILIES = ("TILELANG_", "TL_", "TVM_", "NVCC_", "CUTLASS_", "CUTE_")
+_ALSO = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "CPATH", "CPLUS_INCLUDE_PATH")
+_NEUTRAL = frozenset(
+    [
+        "TILELANG_CACHE_DIR",
+        "TILELANG_TMP_DIR",
+        "TILELANG_PRINT_ON_COMPILATION",
+        "TILELANG_DISABLE_CACHE",
+        "TILELANG_CLEANUP_TEMP_FILES",
+        "TILELANG_HIP_SAVE_TEMP_FILES",
+        "TILELANG_JIT_DIAGNOSTICS",
+        "TILELANG_COMPILE_TIMEOUT_SECONDS",
+        "TILELANG_PASS_PROFILE",
+        "TILELANG_PASS_PROFILE_THRESHOLD_MS",
+        "TILELANG_VERBOSE",
+        "TILELANG_DEFAULT_TARGET",
+        "TILELANG_EXECUTION_BACKEND",
+        "TILELANG_USE_GEMM_V1",
+        "TILELANG_AUTO_TUNING_DISABLE_CACHE",
+        "TILELANG_AUTO_TUNING_CPU_UTILITIES",
+        "TILELANG_AUTO_TUNING_CPU_COUNTS",
+        "TILELANG_AUTO_TUNING_MAX_CPU_COUNT",
+        "TVM_LIBRARY_PATH",
+        "TVM_IMPORT_PYTHON_PATH",
+        "TVM_FFI_RELEASE_GIL_BY_DEFAULT",
+        "TVM_HOME",
+        "TVM_NUM_THREADS",
+        "TVM_FFI_CACHE_DIR",
+    ]
+)
+
+
+def _environment() -> str:
+    """The environment variables that may change a kernel. The default target and backend are not
+    among them: what they resolve to is. TileLang's own paths do not count by where they are.
+    """
+    plain = getattr(os.environ, "_data", None)
+    forced = _overridden()
+    if plain is None or _known.get("plain") != plain or _known.get("forced") != forced:
+        home = str(fingerprint.tilelang_path())
+        found = {
+            name: value.replace(home, "<tilelang>")
+            for name, value in os.environ.items()
+            if _counts(name)
+        }
+        for name, value in _at_start().items():
+            found[f"start {name}"] = value.replace(home, "<tilelang>")
+        for name, value in forced.items():
+            found[name] = value.replace(home, "<tilelang>")
+        said = "\n".join(f"{name}={found[name]}" for name in sorted(found))
+        _known.update(plain=dict(plain or {}), forced=forced, said=said)
+    return str(_known["said"])
+
+
+def _counts(name: str) -> bool:
+    family = name.startswith(_FAMILIES) and not name.startswith("TVM_FFI_")
+    return (family or name in _ALSO) and name not in _NEUTRAL
+
+
+@functools.cache
+def _at_start() -> dict[str, str]:
+    """The variables that the process was started with: some are read only once, at an import."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            parts = [os.fsdecode(part).partition("=") for part in file.read().split(b"\0")]
+    except OSError:
+        return {}
+    return {name: value for name, _, value in parts if _counts(name)}
+
+
+_known: dict[str, Any] = {}
+"""The variables of the last look, and what was said of them."""
+
+
+def _overridden() -> dict[str, str]:
+    """What the program set in TileLang's `env` instead of in the environment."""
+    return {
+        f"env.{variable.key}": str(variable._forced_value)
+        for variable in _variables()
+        if variable._forced_value is not None
+        and variable.key not in _NEUTRAL
+        and str(variable._forced_value) != os.environ.get(variable.key)
+    }
+
+
+@functools.cache
+def _variables() -> tuple[Any, ...]:
+    from tilelang import env
+
+    values = vars(type(env)).values()
+    return tuple(value for value in values if type(value).__name__ == "EnvVar")
+
+
+def _ambient() -> str:
+    """The target that a program has put around the call."""
+    from tvm.target import Target
+
+    return str(Target.current(allow_none=True))
+
+
+_CALLBACKS = tuple(
+    f"tilelang_callback_{name}_postproc" for name in ("cuda", "hip", "c_host", "metal")
+)
+
+
+def _no_callbacks() -> None:
+    import tvm_ffi
+
+    for name in _CALLBACKS:
+        if tvm_ffi.get_global_func(name, allow_missing=True) is not None:
+            raise Unseen(f"a function is registered that rewrites what TileLang generates ({name})")
+
+
+def text_key(source: str) -> str:
+    """The key of the analysis of a text."""
+    said = f"{text.VERSION}\n{sys.implementation.cache_tag}\n{source}"
+    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()

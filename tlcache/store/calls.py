@@ -203,8 +203,7 @@ def _read(
 ) -> _T | None:
     path = path_of(root, key, folder)
     try:
-        data = files.read(path)
-        trust.check(path)
+        data = trust.read(path)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             _log.warning("%s cannot be read: %s", path, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 
-__all__ = ["read", "stamp", "write_atomically"]
+__all__ = ["content", "read", "stamp", "write_atomically"]
 
 _STAMP = struct.Struct("<4Q")
 _BITS = 2**64 - 1  # times may be negative, and beyond what 64 bits hold
@@ -38,13 +38,21 @@ def read(path: str, expected: int | None = None, *, unseen: bool = False) -> byt
     except PermissionError:
         descriptor = os.open(path, flags)
     try:
-        most = (os.fstat(descriptor).st_size if expected is None else expected) + 1
-        data = os.read(descriptor, most)
-        while len(data) < most and (more := os.read(descriptor, most - len(data))):
-            data += more
-        return data
+        return content(descriptor, os.fstat(descriptor).st_size if expected is None else expected)
     finally:
         os.close(descriptor)
+
+
+def content(descriptor: int, expected: int) -> bytes:
+    """The bytes of an open file that is expected to be of a size; of a larger one, one more.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    data = os.read(descriptor, expected + 1)
+    while len(data) < expected and (more := os.read(descriptor, expected + 1 - len(data))):
+        data += more
+    return data
 
 
 def write_atomically(path: str, data: bytes) -> None:

@@ -361,15 +361,14 @@ def sound_library(
     """
     path = os.path.join(root, record.entry, record.library.name)
     try:
-        data = files.read(path, record.library.size, unseen=not use)
+        reader = files.read if trust is None else trust.read
+        data = reader(path, record.library.size, unseen=not use)
         if len(data) != record.library.size:
             _log.warning("the library %s has another size than its record says; ignored", path)
             return None
         if hashlib.sha256(data).hexdigest() != record.library.sha256:
             _log.warning("the library %s fails its record's checksum; it is not loaded", path)
             return None
-        if trust is not None:
-            trust.check(path)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             _log.warning("the library %s cannot be read: %s", path, error)

@@ -13,6 +13,7 @@ import os
 import stat
 
 from tlcache.errors import UntrustedRootError
+from tlcache.store import files
 
 __all__ = ["Trust", "set_umask"]
 
@@ -48,6 +49,35 @@ class Trust:
         path = os.path.abspath(path)
         self._directory(os.path.dirname(path))
         self._one(path)
+
+    def read(self, path: str, expected: int | None = None, *, unseen: bool = False) -> bytes:
+        """The bytes of a file that passes `check`; see `files.read`.
+
+        A file that is no link is checked by what was opened, so that its path is walked once.
+
+        Raises:
+            UntrustedRootError: Somebody else can write it, or owns it.
+            OSError: It cannot be read.
+        """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        try:
+            descriptor = os.open(path, flags | os.O_NOATIME if unseen else flags)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EPERM):
+                raise
+            data = files.read(path, expected, unseen=unseen)
+            self.check(path)
+            return data
+        try:
+            status = os.fstat(descriptor)
+            data = files.content(descriptor, status.st_size if expected is None else expected)
+        finally:
+            os.close(descriptor)
+        if self._level != "any":
+            path = os.path.abspath(path)
+            self._directory(os.path.dirname(path))
+            self._permissions(path, status)
+        return data
 
     def check_root(self) -> None:
         """Check the root itself, before anything is compiled into it."""

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tlcache.errors import CacheRootError, RestoreError, UntrustedRootError
 from tlcache.runtime import ownership
@@ -47,6 +47,8 @@ CHECK = "TLCACHE_CHECK"
 """The environment variable that has every restored kernel made the slow way as well (1)."""
 
 _log = logging.getLogger(__name__)
+_LAZY = Style("lazy", None, {})
+_NO_ROOT = "the cache is switched off, or others can write it"
 _LIBRARIES = {"tvm_ffi": "executable.so", "cython": "kernel_lib.so"}
 
 
@@ -64,10 +66,47 @@ class _State:
         self.call: Any = None
 
 
+class _Ahead(NamedTuple):
+    """What a call of a JITImpl means if it is lazy."""
+
+    impl: Any
+    where: keys.Context
+    key: str
+    answer: Answer | None
+
+
+class _Front:
+    """The front of a call, and what is known by it of the call of a JITImpl that asked.
+
+    Attributes:
+        function: The function.
+        given: What it is called with, other than tensors.
+        root: The root in force.
+        said: The front.
+        ahead: What the call means if it is lazy, where that was looked for.
+    """
+
+    def __init__(self, function: Any, given: dict[str, Any], root: _Root | None, said: str) -> None:
+        self.function = function
+        self.given = given
+        self.root = root
+        self.said = said
+        self.ahead: _Ahead | None = None
+
+    def of(self, function: Any, given: dict[str, Any]) -> bool:
+        """Whether it is that of a call."""
+        kept = self.given
+        return (
+            self.function is function
+            and kept.keys() == given.keys()
+            and all(kept[name] is given[name] for name in kept)
+        )
+
+
 class _Thread(threading.local):
     making = False
     filing = False
-    front: tuple[FrameType, Any, dict[str, Any], str] | None = None
+    front: tuple[FrameType, _Front] | None = None
 
 
 _state = _State()
@@ -293,7 +332,7 @@ def _filed(write: Callable[[], None]) -> None:
 # --- how a function is called ---
 
 
-def _front(function: Any, given: dict[str, Any], root: _Root | None) -> str:
+def _front(function: Any, given: dict[str, Any]) -> _Front:
     """The front of a call. Within one call of a JITImpl it is taken once, as long as nothing of the
     program's has run meanwhile.
 
@@ -302,25 +341,29 @@ def _front(function: Any, given: dict[str, Any], root: _Root | None) -> str:
     """
     frame = _calling()
     known = _thread.front
-    if known is not None and frame is not None and known[0] is frame and known[1] is function:
-        kept = known[2]
-        if kept.keys() == given.keys() and all(kept[name] is given[name] for name in kept):
-            return known[3]
+    if known is not None and known[0] is frame and known[1].of(function, given):
+        return known[1]
     _thread.front = None
-    found = keys.front(function, given, Finder(_reading(root)))
+    root = _root()
+    found = _Front(function, given, root, keys.front(function, given, Finder(_reading(root))))
     if frame is not None:
-        _thread.front = (frame, function, given, found)
+        _thread.front = (frame, found)
     return found
 
 
 def _calling() -> FrameType | None:
-    """The frame of `JITImpl.__call__` that asks, if one does."""
+    """The frame of `JITImpl.__call__` that asks, else that of its `compile`, if one does."""
     frame: FrameType | None = sys._getframe(2)
+    found = None
     for _ in range(12):
-        if frame is None or frame.f_code is _state.call:
+        if frame is None:
+            break
+        if frame.f_code is _state.call:
             return frame
+        if frame.f_code is _compiled.__code__:
+            found = frame
         frame = frame.f_back
-    return None
+    return found
 
 
 def _inferred(
@@ -329,10 +372,10 @@ def _inferred(
     came, style, bound = None, None, None
     if impl.mode == "auto" and hasattr(impl.func, "_argument_binder"):
         try:
-            root = _root()
             bound = impl.func._argument_binder.bind(args, kwargs)
-            came = _front(impl.func, bound.compile_kwargs, root)
-            style = calls.read_style(root.path, came, root.trust) if root is not None else None
+            front = _front(impl.func, bound.compile_kwargs)
+            came = front.said
+            style = _LAZY if _lazy(impl, front) else _read_style(front)
         except Unseen:
             pass  # `compile` comes to it again, and counts it
         except Exception as error:
@@ -348,8 +391,32 @@ def _inferred(
         if template is not None:
             template._tlcache_front = came
         if style is None and mode == "lazy":
-            _file_style(came, Style("lazy", None, {}))
+            _file_style(came, _LAZY)
     return mode
+
+
+def _lazy(impl: Any, front: _Front) -> bool:
+    """Whether there is a kernel of a call as a lazy one: then its function has returned a
+    prim_func, and is lazy. It is looked for where no parameter is a tensor, as in nearly all lazy
+    functions, so that these do without the file of a style.
+
+    Raises:
+        Unseen: It cannot be restored.
+    """
+    root = front.root
+    if root is None or impl.func.tensor_args:
+        return False
+    _own_indices(impl)
+    where = keys.context(impl)
+    key = keys.key(impl, front.said, "lazy", {}, where)
+    answer = calls.read_answer(root.path, key, root.trust)
+    front.ahead = _Ahead(impl, where, key, answer)
+    return answer is not None
+
+
+def _read_style(front: _Front) -> Style | None:
+    root = front.root
+    return None if root is None else calls.read_style(root.path, front.said, root.trust)
 
 
 def _templated(
@@ -358,9 +425,9 @@ def _templated(
     came, style = None, None
     if function.mode == "eager" and not args:
         try:
-            root = _root()
-            came = _front(function, kwargs, root)
-            style = calls.read_style(root.path, came, root.trust) if root is not None else None
+            front = _front(function, kwargs)
+            came = front.said
+            style = _read_style(front)
         except Unseen:
             pass
         except Exception as error:
@@ -428,20 +495,29 @@ class _Call:
         function = impl.func
         if not hasattr(function, "_argument_binder"):
             raise Unseen("a prim_func, which is made already")
-        self.root = _root()
-        if self.root is None:
-            raise Unseen("the cache is switched off, or others can write it")
+        if _thread.front is None and _root() is None:
+            raise Unseen(_NO_ROOT)
         _own_indices(impl)
         self.impl = impl
         self.args, self.kwargs = args, kwargs
         if impl.mode == "auto":
             impl.initialize_jit_mode(*args, **kwargs)
         self.bound = function._argument_binder.bind(args, kwargs)
-        self.where = keys.context(impl)
-        self.front = _front(function, self.bound.compile_kwargs, self.root)
+        front = _front(function, self.bound.compile_kwargs)
+        if front.root is None:
+            raise Unseen(_NO_ROOT)
+        self.root = front.root
+        self.front = front.said
+        self.answer: Answer | None = None
+        self.constants: dict[str, Any] = {}
         template = function.p1_cache.get(self.bound.p1_key)
         self.fresh = template is None
-        self.constants: dict[str, Any] = {}
+        ahead = front.ahead
+        if ahead is not None and ahead.impl is impl and impl.mode == "lazy" and self.fresh:
+            self.where, self.key, self.answer = ahead.where, ahead.key, ahead.answer
+            _thread.front = None
+            return
+        self.where = keys.context(impl)
         if impl.mode == "eager" and template is None:
             template = function._build_tir_template(**self.bound.compile_kwargs)
             function.p1_cache[self.bound.p1_key] = template
@@ -554,7 +630,7 @@ def _restored(call: _Call, original: Callable[..., Any], start: float) -> Any:
     root = call.root
     assert root is not None
     try:
-        answer = calls.read_answer(root.path, call.key, root.trust)
+        answer = call.answer or calls.read_answer(root.path, call.key, root.trust)
         if answer is None:
             return None
         known = call.where.cache._memory_cache.get(answer.key)

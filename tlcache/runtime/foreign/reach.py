@@ -17,8 +17,8 @@ import enum
 import functools
 import hashlib
 import inspect
-import json
 import linecache
+import marshal
 import opcode
 import os
 import struct
@@ -70,7 +70,12 @@ class Finder:
 
     def digest(self) -> str:
         """The sha256 of all that came so far, as hexadecimal text."""
-        return hashlib.sha256(json.dumps(self._said).encode()).hexdigest()
+        try:
+            # Without references: equal texts give equal bytes, whichever of them are one object.
+            said = marshal.dumps(self._said, 0)
+        except ValueError:  # a text of a class of its own
+            said = marshal.dumps(["".join((one,)) for one in self._said], 0)
+        return hashlib.sha256(said).hexdigest()
 
     def say(self, *words: str) -> None:
         """Put texts into the stream, each by itself."""
@@ -287,24 +292,36 @@ class Finder:
         """Digest bytecode, without where it stands."""
         known = _codes.get(id(code))
         if known is None:
-            one = Finder(self._read)
-            one._code(code)
-            known = _codes[id(code)] = (code, one.digest())
+            said = marshal.dumps(self._plain(code), 0)
+            known = _codes[id(code)] = (code, hashlib.sha256(said).hexdigest())
         self.say("code", known[1])
 
-    def _code(self, code: CodeType) -> None:
-        self.say(code.co_name, code.co_code.hex(), str(code.co_flags))
-        for number in (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount):
-            self.say(str(number))
-        self.say(getattr(code, "co_exceptiontable", b"").hex())
-        for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
-            self.say(str(len(names)), *names)
-        self.say(str(len(code.co_consts)))
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                self.code(constant)
-            else:
-                self.value(constant)
+    def _plain(self, code: CodeType) -> list[Any]:
+        """Bytecode as values that `marshal` writes in one way only. No constant is a list, so that
+        a list is told from one.
+        """
+        return [
+            "code",
+            code.co_name,
+            code.co_code,
+            code.co_flags,
+            (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount),
+            getattr(code, "co_exceptiontable", b""),
+            (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars),
+            tuple(map(self._constant, code.co_consts)),
+        ]
+
+    def _constant(self, constant: Any) -> Any:
+        kind = type(constant)
+        if kind in _LEAVES:
+            return constant
+        if kind is tuple:
+            return tuple(map(self._constant, constant))
+        if kind is CodeType:
+            return self._plain(constant)
+        one = Finder(self._read)
+        one.value(constant)
+        return ["value", one.digest()]
 
     def _uses_of_code(self, code: CodeType, globals_: Mapping[str, Any]) -> None:
         """What bytecode without a readable source names: all its names may be anything of it."""

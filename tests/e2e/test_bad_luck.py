@@ -503,6 +503,16 @@ def test_a_root_that_became_read_only_serves_what_it_has_and_takes_nothing_more(
     assert ran.err.splitlines()[-1].startswith("hint: name a writable directory")
 
 
+def test_a_temporary_directory_may_have_a_long_path(tlcache, shapes, tmp_path):
+    place = tmp_path / ("long" * 30)
+    place.mkdir()
+    ran = tlcache(
+        *("warm", "--shapes", shapes(rms_norm(1)), "--target", "cpu"), env={"TMPDIR": str(place)}
+    )
+    assert ran.code == 0, ran.err
+    assert not list(place.iterdir())
+
+
 def test_a_full_disk_is_named_and_the_rerun_on_a_larger_one_completes(
     tlcache, shapes, cache_root, mount
 ):

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.environment import clean_environment
 from tlcache import operators, targets
 from tlcache.store import layout, record
 
@@ -268,11 +269,7 @@ def warmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with rms_norm for every row count of ROWS; tests work on copies."""
     place = tmp_path_factory.mktemp("warmed")
     (place / "shapes.json").write_text(json.dumps({"version": 1, "workloads": [rms_norm(*ROWS)]}))
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TLCACHE_", "TILELANG_"))
-    }
+    inherited = clean_environment()
     subprocess.run(
         [*TLCACHE, "warm", "--shapes", "shapes.json", "--target", "cpu", "--cache-dir", "cache"],
         cwd=place,
@@ -571,11 +568,7 @@ def bad_day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.
     names = ("raises", "rejected", "hangs", "dies", "number")
     workloads = [odd("good", 64), *map(odd, names), odd("good", 65)]
     (place / "shapes.json").write_text(json.dumps({"version": 1, "workloads": workloads}))
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TLCACHE_", "TILELANG_"))
-    }
+    inherited = clean_environment()
     (place / "scratch").mkdir()
     done = subprocess.run(
         [

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -45,7 +46,8 @@ def _arguments() -> argparse.Namespace:
 
 def measure(part: str, variant: str, *, root: Path) -> dict[str, Any]:
     """The milliseconds of each kernel's first call in a fresh process: wall, and of the CPU."""
-    env = method.environment(root, PYTHONPATH=str(ROOT), TLCACHE_RUNTIME_DIR=str(root / "run"))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = method.environment(root, PYTHONPATH=path, TLCACHE_RUNTIME_DIR=str(root / "run"))
     if part == "cpu" or method.visible_gpu() is None:
         env["TILELANG_DEFAULT_TARGET"] = TARGETS[part]
     program = [sys.executable, "-m", "tests.corpus.program", part]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.environment import clean_environment
 from tlcache import fingerprint, operators, targets, why
 from tlcache.closure import factory_digest
 from tlcache.spec import KernelSpec
@@ -29,7 +29,7 @@ MAKE += "runtime.resolve(KernelSpec.from_json(json.loads(sys.argv[1])))"
 def compiled(tmp_path_factory):
     """A root with one real kernel of the CPU and its record."""
     place = tmp_path_factory.mktemp("why")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    kept = clean_environment()
     subprocess.run(
         [sys.executable, "-c", MAKE, SPEC.canonical()],
         cwd=place,

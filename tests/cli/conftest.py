@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.environment import clean_environment
 from tlcache.store import layout, record
 
 RESOLVE = """
@@ -57,7 +58,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The root that the program `MAKE` of the test's module leaves behind."""
     place = tmp_path_factory.mktemp("made")
     (place / "make.py").write_text(request.module.MAKE)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    kept = clean_environment()
     subprocess.run(
         [sys.executable, "make.py"],
         cwd=place,

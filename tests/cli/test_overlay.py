@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import clean_environment
 from tlcache import operators, targets
 from tlcache.errors import MissError, UntrustedRootError
 from tlcache.runtime import Resolver
@@ -36,7 +37,7 @@ def tree(root: Path) -> dict:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root that has one kernel; and one over it that has another."""
     place = tmp_path_factory.mktemp("made")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    kept = clean_environment()
     several = {"TLCACHE_ROOTS": f"{place / 'unused'}:{place / 'baked'}"}
     for rows, options in ((1, []), (2, ["--overlay", "overlay"])):
         document = {"version": 1, "targets": ["cpu"], "workloads": [workload(1, rows)]}

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import clean_environment
+
 TLCACHE = [sys.executable, "-c", "from tlcache.cli import main; main()"]
 WORKLOAD = {"op": "rms_norm", "M": [1, 2], "N": 64, "dtype": "float32"}
 DOCUMENT = {"version": 1, "targets": ["cpu"], "workloads": [WORKLOAD]}
@@ -63,11 +65,6 @@ def stats():
 mine = [(pid, state) for pid, state, parent in stats() if int(parent) == os.getpid()]
 print(json.dumps({"pid": os.getpid(), "children": mine}), flush=True)
 """
-
-
-def clean_environment(**variables: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
-    return {**kept, **variables}
 
 
 def until(there: Callable[[], object], what: str) -> object:

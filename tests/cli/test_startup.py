@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import clean_environment
 from tlcache import __version__, operators, targets
 from tlcache.cli import _COMMANDS
 from tlcache.store import layout, record
@@ -49,7 +50,7 @@ def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = operators.get("rms_norm").spec({"M": 1, "N": 64, "dtype": "float32"}, targets.CPU)
     make = "import json, sys; from tlcache import runtime; from tlcache.spec import KernelSpec; "
     make += "runtime.resolve(KernelSpec.from_json(json.loads(sys.argv[1])))"
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    kept = clean_environment()
     subprocess.run(
         [sys.executable, "-c", make, spec.canonical()],
         cwd=place,

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from tests.environment import clean_environment
+
 # One process that compiled three kernels and whose layer 2 is too small, and the two ranks of a
 # server that it forks; the second of them compiles a fourth kernel after it is ready.
 SERVE = """
@@ -71,7 +73,7 @@ def serving(tmp_path_factory):
     place = tmp_path_factory.mktemp("serving")
     (place / "runtime").mkdir(mode=0o700)
     (place / "serve.py").write_text(SERVE)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    kept = clean_environment()
     env = {"TILELANG_CACHE_DIR": f"{place}/cache", "TLCACHE_RUNTIME_DIR": f"{place}/runtime"}
     env["TILELANG_PRINT_ON_COMPILATION"] = "0"
     process = subprocess.Popen(

@@ -14,6 +14,7 @@ import sys
 import pexpect
 import pytest
 
+from tests.environment import clean_environment
 from tlcache.store import layout
 
 TLCACHE = [sys.executable, "-c", "from tlcache.cli import main; main()"]
@@ -95,7 +96,7 @@ def start(tmp_path_factory):
     """Start a program that uses TileLang alone, as PROGRAM says."""
     place = tmp_path_factory.mktemp("program")
     (place / "program.py").write_text(PROGRAM)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    kept = clean_environment()
     with (
         (place / "stderr").open("w") as stderr,
         subprocess.Popen(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from tests.environment import clean_environment
 from tlcache import operators, targets
 from tlcache.errors import TargetError
 from tlcache.fingerprint import platform_name, tilelang_version
@@ -122,11 +123,6 @@ def meets(N, me, other, seconds, target):
 
 def rms_norm(*rows, **fields):
     return {"op": "rms_norm", "M": list(rows), "N": 64, "dtype": "float32", **fields}
-
-
-def clean_environment(**variables):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
-    return {**kept, **variables}
 
 
 def tree(root):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import clean_environment
 from tlcache import operators, targets
 from tlcache.spec import KernelSpec
 from tlcache.store import record, schedules
@@ -94,7 +94,7 @@ def warmed(tmp_path_factory):
     workload = {"op": "rms_norm", "M": [4], "N": 256}
     (place / "shapes.json").write_text(json.dumps({"version": 1, "workloads": [workload]}))
     schedules.dump(place / "schedules.json", [tuned(), tuned(5)])
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    kept = clean_environment()
     done = subprocess.run(
         [*WARM, "--shapes", "shapes.json", "--target", "sm_90a", "--schedules", "schedules.json"],
         cwd=place,

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.environment import clean_environment
 from tlcache import operators, targets
 from tlcache.store import layout, record
 
@@ -268,11 +269,7 @@ def warmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root with rms_norm for every row count of ROWS; tests work on copies."""
     place = tmp_path_factory.mktemp("warmed")
     (place / "shapes.json").write_text(json.dumps({"version": 1, "workloads": [rms_norm(*ROWS)]}))
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TLCACHE_", "TILELANG_"))
-    }
+    inherited = clean_environment()
     subprocess.run(
         [*TLCACHE, "warm", "--shapes", "shapes.json", "--target", "cpu", "--cache-dir", "cache"],
         cwd=place,
@@ -503,6 +500,16 @@ def test_a_root_that_became_read_only_serves_what_it_has_and_takes_nothing_more(
     assert ran.err.splitlines()[-1].startswith("hint: name a writable directory")
 
 
+def test_a_temporary_directory_may_have_a_long_path(tlcache, shapes, tmp_path):
+    place = tmp_path / ("long" * 30)
+    place.mkdir()
+    ran = tlcache(
+        *("warm", "--shapes", shapes(rms_norm(1)), "--target", "cpu"), env={"TMPDIR": str(place)}
+    )
+    assert ran.code == 0, ran.err
+    assert not list(place.iterdir())
+
+
 def test_a_full_disk_is_named_and_the_rerun_on_a_larger_one_completes(
     tlcache, shapes, cache_root, mount
 ):
@@ -561,11 +568,7 @@ def bad_day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.
     names = ("raises", "rejected", "hangs", "dies", "number")
     workloads = [odd("good", 64), *map(odd, names), odd("good", 65)]
     (place / "shapes.json").write_text(json.dumps({"version": 1, "workloads": workloads}))
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TLCACHE_", "TILELANG_"))
-    }
+    inherited = clean_environment()
     (place / "scratch").mkdir()
     done = subprocess.run(
         [

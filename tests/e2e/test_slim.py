@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import clean_environment
+
 ROOT = Path(__file__).parents[2]
 CONTAINER = ROOT / "examples/container"
 SHAPES = CONTAINER / "shapes.json"
@@ -46,7 +48,7 @@ needs_namespaces = pytest.mark.skipif(not _namespaces(), reason="no mount namesp
 def baked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of such an image for the CPU."""
     place = tmp_path_factory.mktemp("image")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    kept = clean_environment()
     subprocess.run(
         [*TLCACHE, "warm", "--shapes", str(SHAPES), "--target", "cpu"],
         cwd=place,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.environment import clean_environment
 from tlcache import operators, targets
 from tlcache.runtime import launcher
 from tlcache.store import record
@@ -31,7 +31,7 @@ def root(tmp_path_factory):
     place = tmp_path_factory.mktemp("launched")
     workloads = [{"op": name, **values} for name, values in WORKLOADS.items()]
     (place / "shapes.json").write_text(json.dumps({"version": 1, "workloads": workloads}))
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    kept = clean_environment()
     command = [sys.executable, "-c", "from tlcache.cli import main; main()", "warm"]
     subprocess.run(
         [*command, "--shapes", "shapes.json", "--target", "sm_90a"],

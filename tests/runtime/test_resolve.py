@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.environment import clean_environment
 from tlcache import errors, operators, targets
 from tlcache.runtime import Counters, Resolver
 from tlcache.store import layout, record
@@ -62,11 +63,6 @@ def result(code, out, err):
     return json.loads(out.rpartition("RESULT ")[2])
 
 
-def clean_environment(root):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
-    return {**kept, "TILELANG_CACHE_DIR": str(root)}
-
-
 def tree(root):
     """Every file below a root but the locks, with what it holds."""
     return {
@@ -106,7 +102,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + MAKE],
         cwd=root.parent,
-        env=clean_environment(root),
+        env=clean_environment(TILELANG_CACHE_DIR=str(root)),
         capture_output=True,
         text=True,
     )
@@ -566,7 +562,7 @@ def cuda_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-c", command, "warm", "--shapes", "shapes.json", "--target", "sm90"],
         cwd=place,
-        env=clean_environment(place / "cache"),
+        env=clean_environment(TILELANG_CACHE_DIR=str(place / "cache")),
         check=True,
         capture_output=True,
     )

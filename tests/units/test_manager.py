@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.environment import clean_environment
 from tlcache.units import manager
 
 SYSTEMD = "/usr/lib/systemd/systemd"
@@ -157,7 +158,7 @@ def session(tmp_path_factory) -> dict:
     program = home / "tlcache"
     program.write_text(f"#!{sys.executable}\n{DAEMON}")
     program.chmod(0o755)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TLCACHE_", "TILELANG_"))}
+    kept = clean_environment()
     done = subprocess.run(
         [*UNSHARE, sys.executable, "-c", SESSION, home, program, SYSTEMD],
         capture_output=True,

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,10 @@ def command(
         layout.make_skeleton(root, tilelang_version(), platform_name())
     with terminable():
         try:
-            with nullcontext() if led or not todo else locks.leading(root, name, _tell_waiting):
+            with ExitStack() as stack:
+                if todo and not led:
+                    with suppress(CacheRootError):  # of which each kernel will tell
+                        stack.enter_context(locks.leading(root, name, _tell_waiting))
                 plan.look(todo, places)
                 plan.without_toolchain(todo)
                 todo = [item for item in todo if item.outcome is None]

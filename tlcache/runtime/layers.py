@@ -108,7 +108,8 @@ def compiles() -> dict[str, Any]:
 def _not_restored() -> list[dict[str, Any]]:
     """Why calls of a program's own functions are left to TileLang, and how many, most first."""
     hooks: Any = sys.modules.get("tlcache.runtime.foreign.accelerate")
-    found = hooks.refusals() if hooks is not None else {}
+    # It may be on its way in: then it has refused nothing yet.
+    found = hooks.refusals() if hasattr(hooks, "refusals") else {}
     return [{"reason": reason, "count": count} for reason, count in found.items()]
 
 

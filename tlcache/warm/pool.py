@@ -30,6 +30,10 @@ WORKER_BYTES = 768 * 2**20
 """Memory that one compile may take at its peak, nvcc included; the forked TileLang is shared."""
 
 
+_LONGEST_TEMPORARY = 60
+"""Bytes of a temporary directory in which the fork server's socket fits, whose path is short."""
+
+
 @dataclass
 class _Worker:
     process: ForkServerProcess
@@ -143,9 +147,13 @@ def _start_server() -> None:
     """
     resource_tracker.ensure_running()  # starting it would lift the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    place = tempfile.tempdir
     try:
+        if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TEMPORARY:
+            tempfile.tempdir = "/tmp"
         forkserver.ensure_running()
     finally:
+        tempfile.tempdir = place
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.environment import clean_environment
 
 # Imports what takes long, and forks a process for each line: in one directory, with one
 # environment, for one program, which leaves what it has to say in `told`.
@@ -140,11 +141,7 @@ class Program:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[subprocess.Popen[str]]:
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TLCACHE_", "TILELANG_"))
-    }
+    environment = clean_environment()
     environment |= {"TILELANG_PRINT_ON_COMPILATION": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", SERVER],

@@ -138,7 +138,7 @@ def faults(root):
 
 def test_verify_tells_of_what_is_damaged_or_points_at_nothing(root):
     calls.write_style(root, OTHER, STYLE)
-    calls.write_text(root, OTHER, ["f", "0", []])
+    calls.write_texts(root, OTHER, {KEY: ["f", "0", []]})
     calls.write_answer(root, KEY, ANSWER)
     assert faults(root) == [("a", "orphan")]
     os.makedirs(os.path.join(root, ENTRY))

@@ -1,7 +1,7 @@
 """What the calls of a program's own `@tilelang.jit` functions were compiled into, on disk.
 
     <root>/tlcache/calls/<2 hex>/<key>.json     a call's kernel, or how a function is to be called
-    <root>/tlcache/texts/<2 hex>/<key>.json     the analysis of one function's lines
+    <root>/tlcache/texts/<2 hex>/<key>.json     the analyses of the functions of one source file
 
 Each is one small file with a checksum, like a record (`record.py`), but named by a key that only a
 process with the program in it can compute (`tlcache.runtime.foreign`).
@@ -23,7 +23,7 @@ from tlcache.store.record import Library
 from tlcache.store.trust import Trust
 
 __all__ = ["SCHEMA", "Answer", "Style", "all_of", "decode", "path_of", "read_answer", "read_style"]
-__all__ += ["read_text", "sweep", "used", "uses", "write_answer", "write_style", "write_text"]
+__all__ += ["read_texts", "sweep", "used", "uses", "write_answer", "write_style", "write_texts"]
 
 _log = logging.getLogger(__name__)
 
@@ -235,14 +235,16 @@ def read_answer(root: str, key: str, trust: Trust) -> Answer | None:
     return found[1] if found and found[0] == key and isinstance(found[1], Answer) else None
 
 
-def read_text(root: str, key: str, trust: Trust) -> Any:
-    """The JSON values of a text's analysis, or None.
+def read_texts(root: str, key: str, trust: Trust) -> dict[str, Any]:
+    """The analyses of a source file's functions, as JSON values by their texts' keys; empty where
+    there are none.
 
     Raises:
         UntrustedRootError: Somebody else can write the file.
     """
     values = _read(root, key, trust, "texts", record.contents)
-    return values.get("text") if isinstance(values, dict) and values.get("key") == key else None
+    found = values.get("texts") if isinstance(values, dict) and values.get("key") == key else None
+    return found if isinstance(found, dict) else {}
 
 
 # --- writing ---
@@ -269,13 +271,13 @@ def write_answer(root: str, key: str, answer: Answer) -> None:
     _write(root, key, "calls", kind="kernel", **values)
 
 
-def write_text(root: str, key: str, text: Any) -> None:
-    """File the analysis of a text.
+def write_texts(root: str, key: str, texts: Mapping[str, Any]) -> None:
+    """File the analyses of a source file's functions.
 
     Raises:
         CacheRootError: The root cannot be written.
     """
-    _write(root, key, "texts", text=text)
+    _write(root, key, "texts", texts=texts)
 
 
 def _write(root: str, key: str, folder: str, **values: Any) -> None:

@@ -11,12 +11,12 @@ os.makedirs(os.environ["TILELANG_CACHE_DIR"], exist_ok=True)
 {before}
 import tlcache, kernels, helpers, settings
 tlcache.accelerate()
-from tlcache.runtime.foreign import accelerate
-from tlcache.runtime.foreign.reach import Unseen
+from tlcache.runtime.foreign.call import Call
+from tlcache.runtime.foreign.stream import Unseen
 {patch}
 def key(impl, *args):
     try:
-        return accelerate._Call(impl, args, {{}}).key
+        return Call(impl, args, {{}}).key
     except Unseen as unseen:
         return "refused: " + unseen.reason
 told["lazy"] = key({lazy}, 8)
@@ -260,7 +260,7 @@ def test_a_cached_helper_that_something_was_changed_under_is_refused(keys):
         ("helpers.py", "def twice():\n    return 2.0",
          "@functools.cache\ndef twice():\n    return 4 * TERM"),
     ]  # fmt: skip
-    patch = "helpers.twice()\naccelerate._Call(kernels.make(4, 1.0), (8,), {})\nhelpers.TERM = 1.0"
+    patch = "helpers.twice()\nCall(kernels.make(4, 1.0), (8,), {})\nhelpers.TERM = 1.0"
     assert keys(*edits)["lazy"] != keys(*edits, patch="helpers.TERM = 1.0")["lazy"]
     assert keys(*edits, patch=patch)["lazy"].startswith("refused: ")
 

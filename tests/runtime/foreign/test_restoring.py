@@ -187,7 +187,9 @@ def test_a_fork_restores_for_itself_even_while_a_thread_is_restoring(forked, pla
     code = """
 import threading
 impl = kernels.make(4, 1.0)
-flight = accelerate._flight(accelerate._Call(impl, (8,), {}).key)
+from tlcache.runtime.foreign import answering
+from tlcache.runtime.foreign.call import Call
+flight = answering.flight(Call(impl, (8,), {}).key)
 flight.__enter__()
 pid = os.fork()
 if pid == 0:
@@ -264,18 +266,20 @@ def test_a_cache_that_is_switched_off_restores_nothing(forked, place, warm):
 def test_checking_fails_loudly_where_a_kernel_would_be_another_one(forked, place, warm):
     code = """
 from tlcache.store import calls
+from tlcache.runtime.foreign import answering
+from tlcache.runtime.foreign.call import Call
 root = os.environ["TILELANG_CACHE_DIR"]
 other = kernels.make(4, 5.0)
 other(8)
 def answer(impl):
-    key = accelerate._Call(impl, (8,), {}).key
-    return key, calls.read_answer(root, key, accelerate._root().trust)
+    call = Call(impl, (8,), {})
+    return call.key, next(call.answers())[1]
 (wrong, found), (right, _) = answer(other), answer(kernels.make(4, 1.0))
 calls.write_answer(root, right, found)
 from tlcache.errors import RestoreError
 from tilelang.cache import _dispatch_map
 def forget():
-    accelerate._state.kernels.clear()
+    answering._state.kernels.clear()
     _dispatch_map["cython"]._memory_cache.clear()
 forget()
 os.environ["TLCACHE_CHECK"] = "1"

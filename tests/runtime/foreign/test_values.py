@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlcache.runtime.foreign import text
-from tlcache.runtime.foreign.reach import Finder, Unseen
+from tlcache.runtime.foreign.reach import Finder
+from tlcache.runtime.foreign.stream import Unseen
 
 
 def digest(value):

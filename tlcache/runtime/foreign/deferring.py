@@ -21,7 +21,8 @@ from typing import Any
 
 from tilelang.language.eager.ast import IRGenerator
 
-from tlcache.runtime.foreign import reach
+from tlcache.runtime.foreign.source import lines
+from tlcache.runtime.foreign.stream import Unseen
 
 __all__ = ["Deferred", "deferred"]
 
@@ -56,20 +57,20 @@ def deferred(function: Any, mutate: Callable[..., Any]) -> Any:
     if type(function) is not FunctionType or hasattr(function, "__wrapped__"):
         return mutate(function)
     try:
-        lines = reach.lines(function)
-    except reach.Unseen:
-        lines = None
-    if lines is None or "prim_func" not in lines or not _defines_prim_func(lines):
+        found = lines(function)
+    except Unseen:
+        found = None
+    if found is None or "prim_func" not in found.text or not _defines_prim_func(found.text):
         return mutate(function)
     return Deferred(_as_now(function), mutate)
 
 
-def _defines_prim_func(lines: str) -> bool:
+def _defines_prim_func(source: str) -> bool:
     """Whether a text is a function with a prim_func in it, without annotations of its parameters in
     its body.
     """
     try:
-        body = ast.parse(textwrap.dedent(lines)).body
+        body = ast.parse(textwrap.dedent(source)).body
     except (SyntaxError, ValueError, RecursionError):
         return False
     if not body or not isinstance(body[0], ast.FunctionDef):

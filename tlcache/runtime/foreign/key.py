@@ -11,7 +11,6 @@ is computed before anything is made, of what is then.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import sys
 from collections.abc import Mapping
@@ -19,10 +18,11 @@ from typing import Any
 
 from tlcache import fingerprint
 from tlcache.runtime.foreign import text
-from tlcache.runtime.foreign.reach import Finder, Unseen
+from tlcache.runtime.foreign.reach import Finder
+from tlcache.runtime.foreign.stream import Unseen
 from tlcache.store import calls
 
-__all__ = ["Context", "context", "front", "key", "text_key"]
+__all__ = ["Context", "context", "front", "key"]
 
 
 def front(function: Any, given: Mapping[str, Any], finder: Finder) -> str:
@@ -67,25 +67,49 @@ class Context:
         self.host = str(resolved.target_host)
 
 
-_contexts: dict[str, Context] = {}
+_contexts: dict[tuple[str, ...], Context] = {}
 
 
 def _resolved(impl: Any) -> Context:
-    """The context of a JITImpl; from memory where its target is spelled out, so that it depends on
-    no device.
-    """
+    """The context of a JITImpl; from memory where nothing has changed that it depends on."""
     from tilelang import env
 
     target = impl.target if impl.target is not None else env.get_default_target()
-    spelled = isinstance(target, dict) and "arch" in target
-    if not spelled and target != "c":
-        return Context(impl)
     backend = impl.execution_backend or env.get_default_execution_backend()
-    said = repr((target, impl.target_host, backend))
+    basis = _basis(target)
+    if basis is None:
+        return Context(impl)
+    said = (repr(target), repr(impl.target_host), repr(backend), *basis)
     found = _contexts.get(said)
     if found is None:
         found = _contexts[said] = Context(impl)
     return found
+
+
+def _basis(target: Any) -> tuple[str, ...] | None:
+    """What TileLang resolves a target by, besides the target; None where that is not known.
+
+    One that is spelled out rests on nothing. For `auto` and `cuda` it asks for the target around
+    the call, the toolkit, by environment variables, and the current GPU, which has one architecture
+    as long as the process lives, once CUDA is in use.
+    """
+    if target == "c" or (isinstance(target, dict) and "arch" in target):
+        return ()
+    torch = sys.modules["torch"]
+    if target not in ("auto", "cuda") or not torch.cuda.is_initialized():
+        return None
+    from tilelang.backend import target as targets
+
+    detectors = getattr(targets, "_TARGET_DETECTORS", None)
+    if detectors is None:
+        return None
+    _environment()
+    return (
+        _ambient(),
+        str(torch.cuda.current_device()),
+        str(_known["number"]),
+        *detectors,
+    )
 
 
 def context(impl: Any) -> Context:
@@ -198,7 +222,8 @@ def _environment() -> str:
         for name, value in forced.items():
             found[name] = value.replace(home, "<tilelang>")
         said = "\n".join(f"{name}={found[name]}" for name in sorted(found))
-        _known.update(plain=dict(plain or {}), forced=forced, said=said)
+        number = _known.get("number", 0) + 1
+        _known.update(plain=dict(plain or {}), forced=forced, said=said, number=number)
     return str(_known["said"])
 
 
@@ -219,7 +244,7 @@ def _at_start() -> dict[str, str]:
 
 
 _known: dict[str, Any] = {}
-"""The variables of the last look, and what was said of them."""
+"""The variables of the last look, what was said of them, and how often they were others."""
 
 
 def _overridden() -> dict[str, str]:
@@ -259,9 +284,3 @@ def _no_callbacks() -> None:
     for name in _CALLBACKS:
         if tvm_ffi.get_global_func(name, allow_missing=True) is not None:
             raise Unseen(f"a function is registered that rewrites what TileLang generates ({name})")
-
-
-def text_key(source: str) -> str:
-    """The key of the analysis of a text."""
-    said = f"{text.VERSION}\n{sys.implementation.cache_tag}\n{source}"
-    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()

@@ -283,7 +283,7 @@ def contents(data: bytes) -> Any:
     body, mark, end = data.rpartition(_MARK)
     if not mark or end != hashlib.sha256(body).hexdigest().encode() + b'"\n}\n':
         raise ValueError("it fails its own checksum")
-    return json.loads(body + b"\n}")
+    return json.loads((body + b"\n}").decode())
 
 
 def parse(

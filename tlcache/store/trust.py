@@ -74,8 +74,9 @@ class Trust:
         finally:
             os.close(descriptor)
         if self._level != "any":
-            path = os.path.abspath(path)
-            self._directory(os.path.dirname(path))
+            if os.path.dirname(path) not in self._known:
+                path = os.path.abspath(path)
+                self._directory(os.path.dirname(path))
             self._permissions(path, status)
         return data
 

@@ -46,16 +46,23 @@ class Front:
         function: The function.
         given: What it is called with, other than tensors.
         roots: The roots in force.
+        around: What is around the call.
         said: The front.
         ahead: What the call means if it is lazy, where that was looked for.
     """
 
     def __init__(
-        self, function: Any, given: dict[str, Any], roots: Roots | None, said: str
+        self,
+        function: Any,
+        given: dict[str, Any],
+        roots: Roots | None,
+        around: keys.Surroundings,
+        said: str,
     ) -> None:
         self.function = function
         self.given = given
         self.roots = roots
+        self.around = around
         self.said = said
         self.ahead: _Ahead | None = None
 
@@ -105,8 +112,9 @@ def front(function: Any, given: dict[str, Any]) -> Front:
         return known
     _thread.front = None
     roots = place.in_force()
-    said = keys.front(function, given, Finder(texts.reading(roots)))
-    found = Front(function, given, roots, said)
+    around = keys.surroundings()
+    said = keys.front(function, given, Finder(texts.reading(roots)), around)
+    found = Front(function, given, roots, around, said)
     if frame is not None:
         _thread.front = (frame, mode.made(), found)
     return found
@@ -144,7 +152,7 @@ def lazily(impl: Any, front: Front) -> bool:
     if front.roots is None or impl.func.tensor_args:
         return False
     own_indices(impl)
-    where = keys.context(impl)
+    where = keys.context(impl, front.around)
     key = keys.key(impl, front.said, "lazy", {}, where)
     answers = front.roots.answers(key)
     first = next(answers, None)
@@ -198,7 +206,7 @@ class Call:
             self.where, self.key, self._answers = ahead.where, ahead.key, ahead.answers
             _thread.front = None
             return
-        self.where = keys.context(impl)
+        self.where = keys.context(impl, came.around)
         if impl.mode == "eager" and template is None:
             template = function._build_tir_template(**self.bound.compile_kwargs)
             function.p1_cache[self.bound.p1_key] = template

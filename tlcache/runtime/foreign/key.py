@@ -14,7 +14,7 @@ import functools
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tlcache import fingerprint
 from tlcache.runtime.foreign import text
@@ -22,21 +22,46 @@ from tlcache.runtime.foreign.reach import Finder
 from tlcache.runtime.foreign.stream import Unseen
 from tlcache.store import calls
 
-__all__ = ["Context", "context", "front", "key"]
+__all__ = ["Context", "Surroundings", "context", "front", "key", "surroundings"]
 
 
-def front(function: Any, given: Mapping[str, Any], finder: Finder) -> str:
+class Surroundings(NamedTuple):
+    """What is around a call.
+
+    Attributes:
+        environment: The environment variables that may change a kernel.
+        number: How often any variable was seen to have changed.
+        ambient: The target that the program has put around it.
+    """
+
+    environment: str
+    number: int
+    ambient: str
+
+
+def surroundings() -> Surroundings:
+    """What is around a call that is made now."""
+    from tvm.target import Target
+
+    said = _environment()
+    return Surroundings(said, _known["number"], str(Target.current(allow_none=True)))
+
+
+def front(
+    function: Any, given: Mapping[str, Any], finder: Finder, surroundings: Surroundings
+) -> str:
     """The key of how a function is to be called.
 
     Args:
         function: A JITFunc of TileLang's.
         given: The arguments that are not tensors, by name.
         finder: A new one.
+        surroundings: What is around the call.
 
     Raises:
         Unseen: Something decides about the kernel that cannot be seen.
     """
-    finder.say("front", _facts(), _environment(), _ambient())
+    finder.say("front", _facts(), surroundings.environment, surroundings.ambient)
     _no_callbacks()
     finder.jit_function(function)
     finder.say("arguments", str(len(given)))
@@ -70,13 +95,13 @@ class Context:
 _contexts: dict[tuple[str, ...], Context] = {}
 
 
-def _resolved(impl: Any) -> Context:
+def _resolved(impl: Any, surroundings: Surroundings) -> Context:
     """The context of a JITImpl; from memory where nothing has changed that it depends on."""
     from tilelang import env
 
     target = impl.target if impl.target is not None else env.get_default_target()
     backend = impl.execution_backend or env.get_default_execution_backend()
-    basis = _basis(target)
+    basis = _basis(target, surroundings)
     if basis is None:
         return Context(impl)
     said = (repr(target), repr(impl.target_host), repr(backend), *basis)
@@ -86,7 +111,7 @@ def _resolved(impl: Any) -> Context:
     return found
 
 
-def _basis(target: Any) -> tuple[str, ...] | None:
+def _basis(target: Any, surroundings: Surroundings) -> tuple[str, ...] | None:
     """What TileLang resolves a target by, besides the target; None where that is not known.
 
     One that is spelled out rests on nothing. For `auto` and `cuda` it asks for the target around
@@ -103,24 +128,23 @@ def _basis(target: Any) -> tuple[str, ...] | None:
     detectors = getattr(targets, "_TARGET_DETECTORS", None)
     if detectors is None:
         return None
-    _environment()
-    return (
-        _ambient(),
-        str(torch.cuda.current_device()),
-        str(_known["number"]),
-        *detectors,
-    )
+    device = torch.cuda.current_device()
+    return (surroundings.ambient, str(device), str(surroundings.number), *detectors)
 
 
-def context(impl: Any) -> Context:
+def context(impl: Any, surroundings: Surroundings) -> Context:
     """The context of a JITImpl.
+
+    Args:
+        impl: The JITImpl.
+        surroundings: What is around the call.
 
     Raises:
         Unseen: Its kernels cannot be restored.
     """
     if impl.debug_root_path:
         raise Unseen("debug_root_path asks for the kernel's source")
-    found = _resolved(impl)
+    found = _resolved(impl, surroundings)
     if found.backend not in ("tvm_ffi", "cython"):
         raise Unseen(f"the backend {found.backend}, whose kernels cannot be restored")
     return found
@@ -264,13 +288,6 @@ def _variables() -> tuple[Any, ...]:
 
     values = vars(type(env)).values()
     return tuple(value for value in values if type(value).__name__ == "EnvVar")
-
-
-def _ambient() -> str:
-    """The target that a program has put around the call."""
-    from tvm.target import Target
-
-    return str(Target.current(allow_none=True))
 
 
 _CALLBACKS = tuple(

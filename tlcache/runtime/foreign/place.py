@@ -70,6 +70,9 @@ class Roots(NamedTuple):
 _trusts: dict[str, Trust | None] = {}
 """None for roots that others can write."""
 
+_known: dict[tuple[str, str | None], Roots | None] = {}
+"""The roots by what names them, once all of them are there."""
+
 
 def in_force() -> Roots | None:
     """The roots in force; None where TileLang would not use its own either, or where others can
@@ -79,15 +82,21 @@ def in_force() -> Roots | None:
 
     if layout.caching_disabled() or not env.is_cache_enabled():
         return None
-    path = os.path.abspath(env.TILELANG_CACHE_DIR)
+    said = (env.TILELANG_CACHE_DIR, os.environ.get(roots.VARIABLE))
+    if said in _known:
+        return _known[said]
+    path = os.path.abspath(said[0])
     below: list[str] = []
-    if os.environ.get(roots.VARIABLE):
+    if said[1]:
         first, *below = map(os.path.abspath, roots.named())
         below = below if first == path else []
-    trusts = [(place, _trust(place)) for place in (path, *below) if _there(place)]
-    if trusts and trusts[0] == (path, None):
-        return None
-    return Roots(path, tuple(Place(place, trust) for place, trust in trusts if trust is not None))
+    named = [path, *below]
+    trusts = [(place, _trust(place)) for place in named if _there(place)]
+    places = tuple(Place(place, trust) for place, trust in trusts if trust is not None)
+    found = None if trusts and trusts[0] == (path, None) else Roots(path, places)
+    if len(trusts) == len(named) and all(map(os.path.isabs, (said[0], *roots.named()))):
+        _known[said] = found
+    return found
 
 
 def _there(path: str) -> bool:

@@ -52,7 +52,7 @@ def _tell(call: Any, answer: Answer, kernel: Any, seconds: float, known: bool) -
     foreign(
         came.kernel,
         "restored",
-        came.title,
+        answer.title,
         seconds,
         entry=answer.entry,
         workload=workload,

@@ -43,6 +43,15 @@ class Names(Stream):
         else:
             self.say("unbound")
             return
+        known = _admitted.get((id(found), use.attributes))
+        if (
+            known is not None
+            and known[0] is found
+            and known[1] is vars(found).get(use.attributes[0], MISSING)
+            and use.kind in _READS
+        ):
+            self.say(*known[2])
+            return
         self._attributes(found, use.attributes, use)
 
     def _imported(self, use: Use, name: str, globals_: Mapping[str, Any]) -> None:
@@ -135,15 +144,6 @@ class Names(Stream):
         self.say("module", module.__name__)
 
     def _outside_module(self, module: ModuleType, rest: tuple[str, ...], use: Use) -> None:
-        known = _admitted.get((id(module), rest))
-        if (
-            known is not None
-            and known[0] is module
-            and known[1] is vars(module).get(rest[0], MISSING)
-            and use.kind in ("value", "call", "item")
-        ):
-            self.say(*known[2])
-            return
         before = len(self._said)
         self._outside_chain(module, rest, use)
         found = vars(module).get(rest[0], MISSING)
@@ -249,6 +249,7 @@ class Names(Stream):
 
 
 _THERE = frozenset({"posixpath.exists", "genericpath.exists"})
+_READS = frozenset({"value", "call", "item"})
 # Names of TileLang's that were admitted, as long as they mean the same.
 _admitted: dict[tuple[int, tuple[str, ...]], tuple[ModuleType, Any, tuple[str, ...]]] = {}
 

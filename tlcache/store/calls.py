@@ -23,7 +23,8 @@ from tlcache.store.record import Library
 from tlcache.store.trust import Trust
 
 __all__ = ["SCHEMA", "Answer", "Style", "all_of", "decode", "path_of", "read_answer", "read_style"]
-__all__ += ["read_text", "sweep", "used", "uses", "write_answer", "write_style", "write_text"]
+__all__ += ["read_text", "sweep", "told", "used", "uses", "write_answer", "write_style"]
+__all__ += ["write_text"]
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Answer(NamedTuple):
 
 
 _T = TypeVar("_T")
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def path_of(root: str | os.PathLike[str], key: str, folder: str = "calls") -> str:
@@ -123,13 +125,37 @@ def decode(data: bytes) -> tuple[str, Style | Answer]:
     Raises:
         ValueError: They are not a sound file.
     """
+    key, values = _opened(data)
+    try:
+        return key, (_style if values["kind"] == "style" else _answer)(values)
+    except _DAMAGE as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def told(folder: str, name: str, data: bytes) -> Style | Answer | None:
+    """What a file holds; None for one of `texts`, whose content only its readers understand.
+
+    Args:
+        folder: `calls` or `texts`.
+        name: Its name, which has to be that of its key.
+        data: Its bytes.
+
+    Raises:
+        ValueError: It is no sound file of that folder and name.
+    """
+    key, found = (_opened(data)[0], None) if folder == "texts" else decode(data)
+    if name != f"{key}.json":
+        raise ValueError("it is filed under another key than its own")
+    return found
+
+
+def _opened(data: bytes) -> tuple[str, Mapping[str, Any]]:
     try:
         values = record.contents(data)
         if values["schema"] != SCHEMA or values["schema"] is True:
             raise ValueError(f"schema {values['schema']!r}")
-        key = _str(values["key"])
-        return key, (_style if values["kind"] == "style" else _answer)(values)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return _str(values["key"]), values
+    except _DAMAGE as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 

@@ -48,6 +48,7 @@ STORE = [
     "tlcache.store.archive.whole", "tlcache.store.archive.choosing",
     "tlcache.store.archive.writing", "tlcache.store.archive.filed",
     "tlcache.store.archive.packing", "tlcache.store.archive.incoming",
+    "tlcache.store.archive.admitting",
     "tlcache.store.archive.reading", "tlcache.store.archive.publishing",
     "tlcache.store.archive.compatible", "tlcache.store.archive.signatures",
     "tlcache.store.archive.remote",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
+
+from tlcache.store import calls, layout
 
 PROGRAM = [sys.executable, "-m", "tests.corpus.program"]
 GPU = '{"kind": "cuda", "arch": "sm_90a"}'
@@ -89,6 +92,75 @@ def test_what_is_recorded_and_warmed_is_restored(program, tlcache, tmp_path, req
     all_restored(restored, len(names))
     verified = tlcache("verify", "--json", "--cache-dir", root)
     assert verified.code == 0, verified.out
+
+
+STRICT = ("run", "--on-compile", "error", "--from", "start", "--")
+
+
+def restores(program, tlcache, root, names):
+    """That a root restores kernels by calls, and nothing else has to be made; the run."""
+    ran = program("cpu", "launch", *names, command=STRICT, env={"TILELANG_CACHE_DIR": str(root)})
+    all_restored(ran, len(names))
+    verified = tlcache("verify", "--json", "--cache-dir", root)
+    assert verified.code == 0, verified.out
+    return ran
+
+
+def test_an_imported_root_restores_what_the_exported_one_does(
+    program, tlcache, tmp_path, cache_root
+):
+    names = ["add", "eager_scale"]
+    cold = program("cpu", "launch", *names)
+    archive, root = tmp_path / "all.tar.zst", tmp_path / "imported"
+    exported = tlcache("export", "-o", archive)
+    assert "2 kernels  0 records  2 calls" in exported.out
+    styles = sum(1 for _ in calls.all_of(cache_root)) - 2
+    imported = tlcache("import", archive, "--json", "--cache-dir", root).json["imported"]
+    told = (imported["kernel"], imported["call"], imported["style"], imported["record"])
+    assert told == (2, 2, styles, 0)
+    texts = {path.name for path in (cache_root / "tlcache" / "texts").rglob("*.json")}
+    assert {path.name for path in (root / "tlcache" / "texts").rglob("*.json")} == texts
+    assert imported["text"] == len(texts) > 0
+    same([cold, restores(program, tlcache, root, names)])
+
+    # By a filter: one of the two, and what its call needs.
+    first, second = sorted(place.key for place in layout.entries(cache_root))
+    for place in (*layout.entries(cache_root), *layout.entries(root)):
+        if place.key == first:
+            os.utime(place.location, (1_000_000_000, 1_000_000_000))
+    some, old = tmp_path / "some.tar.zst", ("--older-than", "30d")
+    exported = tlcache("export", "-o", some, *old, "--json")
+    assert exported.code == 0, exported.err
+    assert (exported.json["kernels"], exported.json["calls"]) == (1, 1)
+    part = tmp_path / "part"
+    assert tlcache("import", some, "--cache-dir", part).code == 0
+    (chosen,) = [name for name in names if cold.json["kernels"][name]["key"] == first]
+    restores(program, tlcache, part, [chosen])
+
+    # And a kernel that goes from there takes its call along.
+    pruned = tlcache("prune", *old, "--yes", "--cache-dir", root)
+    assert pruned.code == 0, pruned.err
+    assert [os.path.basename(entry) for entry in calls.uses(root)] == [second]
+    assert tlcache("verify", "--cache-dir", root).code == 0
+
+
+def test_shards_of_recorded_kernels_gathered_restore_all_of_them(
+    program, tlcache, tmp_path, request
+):
+    names = ["add", "eager_scale"]
+    record, root = tmp_path / "shapes.json", tmp_path / "gathered"
+    first = program("cpu", "launch", *names, command=("run", "--record", record, "--"))
+    warm = ["warm", "--shapes", record, "--target", "cpu", "--publish", tmp_path / "shards"]
+    for number in (1, 2):
+        host = ["--cache-dir", tmp_path / f"host{number}", "--shard", f"{number}/2"]
+        warmed = tlcache(*warm, *host, cwd=str(request.config.rootpath), timeout=300)
+        assert warmed.code == 0, warmed.err
+    shards = sorted(os.listdir(tmp_path / "shards"))
+    assert len(shards) == 2
+    gathered = tlcache("import", f"{tmp_path}/shards/*.tar.zst", "--cache-dir", root, "--json")
+    assert gathered.code == 0, gathered.err
+    assert (gathered.json["imported"]["call"], gathered.json["lacking"]) == (2, [])
+    same([first, restores(program, tlcache, root, names)])
 
 
 def test_the_ranks_of_torchrun_restore_each_for_itself(program, tlcache, tmp_path, request):

@@ -49,8 +49,9 @@ def command(
 ) -> int:
     """Write kernels of a cache into one archive, to a file or URL.
 
-    Their records go along. Without filters it is all kernels. The same kernels give the same bytes.
-    What is damaged is left out, and said. `tlcache import` takes it in.
+    Their records go along, and the calls of programs that mean them. Without filters it is all
+    kernels. The same kernels give the same bytes. What is damaged is left out, and said. `tlcache
+    import` takes it in.
     """
     from tlcache.store.archive import sending
 
@@ -147,6 +148,7 @@ def _as_json(root: str, output: str, written: Written, key: str | None) -> dict[
         "signature": f"{remote.named(output)}.sig" if key is not None else None,
         "kernels": written.kernels,
         "records": len(written.index.records),
+        "calls": written.calls,
         "files": len(written.index.files),
         "unpacked_bytes": written.index.unpacked,
         "builder": dict(written.index.builder),
@@ -166,10 +168,11 @@ def _print(root: str, output: str, written: Written, key: str | None) -> None:
     click.echo(
         f"{render.count(written.kernels, 'kernel')}  "
         f"{render.count(len(written.index.records), 'record')}  "
-        f"{render.size(written.index.unpacked)} in {render.size(written.size)}: {place}"
+        + (f"{render.count(written.calls, 'call')}  " if written.calls else "")
+        + f"{render.size(written.index.unpacked)} in {render.size(written.size)}: {place}"
     )
     click.echo(f"sha256:{written.sha256}")
     if key is not None:
         render.note(f"signed: {place}.sig")
-    if written.left:
+    if any(not path.startswith("tlcache/") for path, _ in written.left):
         render.note("\nhint: `tlcache verify --repair` puts what is damaged into quarantine")

@@ -30,6 +30,9 @@ _SPOKEN = {
     "autotuner": ("tuner's result", "tuner's results"),
     "schedule": ("schedule", "schedules"),
     "closure": ("closure", "closures"),
+    "call": ("call", "calls"),
+    "style": ("calling convention", "calling conventions"),
+    "text": ("analysis", "analyses"),
 }
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,13 +23,27 @@ from tlcache.store import files, layout, record
 from tlcache.store.record import Library
 from tlcache.store.trust import Trust
 
-__all__ = ["SCHEMA", "Answer", "Style", "all_of", "decode", "path_of", "read_answer", "read_style"]
-__all__ += ["read_texts", "sweep", "used", "uses", "write_answer", "write_style", "write_texts"]
+__all__ = [
+    "SCHEMA",
+    "UNUSED",
+    "Answer",
+    "Style",
+    "all_of",
+    "decode",
+    "path_of",
+    "read_answer",
+    "read_style",
+]
+__all__ += ["read_texts", "sweep", "told", "used", "uses", "write_answer", "write_style"]
+__all__ += ["write_texts"]
 
 _log = logging.getLogger(__name__)
 
 SCHEMA = 1
 """Version of these files; part of every key, so another one is a miss."""
+
+UNUSED = 30 * 86_400
+"""Seconds after which what belongs to no kernel, and can be made again in less than one, goes."""
 
 
 class Style(NamedTuple):
@@ -90,6 +105,7 @@ class Answer(NamedTuple):
 
 
 _T = TypeVar("_T")
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def path_of(root: str | os.PathLike[str], key: str, folder: str = "calls") -> str:
@@ -97,9 +113,9 @@ def path_of(root: str | os.PathLike[str], key: str, folder: str = "calls") -> st
     return os.path.join(root, "tlcache", folder, key[:2], f"{key}.json")
 
 
-def all_of(root: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
-    """The keys and paths of all calls under a root, sound or not."""
-    top = os.path.join(root, "tlcache", "calls")
+def all_of(root: str | os.PathLike[str], folder: str = "calls") -> Iterator[tuple[str, str]]:
+    """The keys and paths of all calls, or texts, under a root, sound or not."""
+    top = os.path.join(root, "tlcache", folder)
     for place in _listed(top):
         for name in _listed(os.path.join(top, place)):
             key, dot, _ = name.rpartition(".json")
@@ -123,13 +139,37 @@ def decode(data: bytes) -> tuple[str, Style | Answer]:
     Raises:
         ValueError: They are not a sound file.
     """
+    key, values = _opened(data)
+    try:
+        return key, (_style if values["kind"] == "style" else _answer)(values)
+    except _DAMAGE as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def told(folder: str, name: str, data: bytes) -> Style | Answer | None:
+    """What a file holds; None for one of `texts`, whose content only its readers understand.
+
+    Args:
+        folder: `calls` or `texts`.
+        name: Its name, which has to be that of its key.
+        data: Its bytes.
+
+    Raises:
+        ValueError: It is no sound file of that folder and name.
+    """
+    key, found = (_opened(data)[0], None) if folder == "texts" else decode(data)
+    if name != f"{key}.json":
+        raise ValueError("it is filed under another key than its own")
+    return found
+
+
+def _opened(data: bytes) -> tuple[str, Mapping[str, Any]]:
     try:
         values = record.contents(data)
         if values["schema"] != SCHEMA or values["schema"] is True:
             raise ValueError(f"schema {values['schema']!r}")
-        key = _str(values["key"])
-        return key, (_style if values["kind"] == "style" else _answer)(values)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return _str(values["key"]), values
+    except _DAMAGE as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
@@ -289,19 +329,33 @@ def _write(root: str, key: str, folder: str, **values: Any) -> None:
 
 
 def sweep(root: str | os.PathLike[str]) -> int:
-    """Take away the calls whose kernels are gone; returns how many. They are misses, and only take
-    room. To be called while nobody files one.
+    """Take away the calls whose kernels are gone, which are misses and only take room, and what was
+    not used for `UNUSED` seconds of what belongs to no kernel; returns how many went. To be called
+    while nobody files one.
     """
     gone = 0
+    oldest = time.time() - UNUSED
     for _, path in all_of(root):
         try:
             _, found = decode(files.read(path, unseen=True))
-            if isinstance(found, Answer) and not os.path.lexists(os.path.join(root, found.entry)):
-                os.unlink(path)
-                gone += 1
+            if isinstance(found, Answer):
+                dead = not os.path.lexists(os.path.join(root, found.entry))
+            else:
+                dead = os.stat(path).st_mtime < oldest
+            gone += _unlinked(path) if dead else 0
         except (OSError, ValueError):
             pass  # `verify` tells of it
+    for _, path in all_of(root, "texts"):
+        try:
+            gone += _unlinked(path) if os.stat(path).st_mtime < oldest else 0
+        except OSError:
+            pass
     return gone
+
+
+def _unlinked(path: str) -> bool:
+    os.unlink(path)
+    return True
 
 
 def uses(root: str | os.PathLike[str]) -> dict[str, float]:
@@ -320,9 +374,9 @@ def uses(root: str | os.PathLike[str]) -> dict[str, float]:
     return newest
 
 
-def used(root: str, key: str) -> None:
-    """Note that a call's kernel was loaded, by the modification time of its file."""
+def used(root: str, key: str, folder: str = "calls") -> None:
+    """Note that a file was of use, by its modification time."""
     try:
-        os.utime(path_of(root, key))
+        os.utime(path_of(root, key, folder))
     except OSError:
         pass

@@ -1,5 +1,5 @@
-"""What the tests of archives share: a root of real entries with records, what it packs to, and
-archives that no `tlcache export` would write.
+"""What the tests of archives share: a root of real entries with records and calls, what it packs
+to, and archives that no `tlcache export` would write.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ import zstandard
 from tlcache import targets
 from tlcache.fingerprint import versions
 from tlcache.spec import KernelSpec
-from tlcache.store import layout, record, schedules
+from tlcache.store import calls, layout, record, schedules
 from tlcache.store.archive import choosing, receiving, sending, tar
 from tlcache.store.archive.receiving import Imported
+from tlcache.store.calls import Answer, Style
 from tlcache.store.record import Launch, Library, Param, Record
 from tlcache.store.schedules import Tuned
 
+CALLS = ["ca" * 32, "cb" * 32]
+STYLE, TEXT = "57" * 32, "7e" * 32
 COMPILED = "2026-01-31T12:00:00+00:00"
 
 
@@ -55,8 +58,30 @@ def record_of(root: Path, place: layout.EntryPlace, number: int) -> Record:
     )
 
 
+def answer_of(root: Path, place: layout.EntryPlace) -> Answer:
+    """The answer to a call that means a kernel of a root, as a program would have filed it."""
+    library = next(path for path in place.path.iterdir() if path.suffix == ".so")
+    return Answer(
+        kernel="program.kernels:add",
+        title="add n=8",
+        entry=os.path.relpath(place.location, root),
+        library=record.library_at(place.location, library.name),
+        backend="tvm_ffi",
+        target='{"kind":"cuda","arch":"sm_90"}',
+        inputs=2,
+        outputs=(1,),
+        callee=True,
+        signature="",
+        pass_configs={},
+        compile_flags=None,
+        compile_seconds=2.0,
+        versions=versions(),
+        created=COMPILED,
+    )
+
+
 @pytest.fixture
-def source(mixed_root: Path, tmp_path: Path) -> Path:
+def plain(mixed_root: Path, tmp_path: Path) -> Path:
     """A root of entries of many releases; those of 0.1.15 have records, one a tuned schedule."""
     root = tmp_path / "source"
     shutil.copytree(mixed_root, root)
@@ -71,6 +96,21 @@ def source(mixed_root: Path, tmp_path: Path) -> Path:
     spec = found[0].spec
     schedules.write(root, Tuned("rms_norm", spec, 1.0, spec.schedule, 2.0, "NVIDIA H200"))
     return root
+
+
+@pytest.fixture
+def source(plain: Path) -> Path:
+    """The same, and calls mean kernels of 0.1.15 and 0.1.14, which has no records."""
+    for number, version in enumerate(("0.1.15", "0.1.14")):
+        place = next(
+            place
+            for place in layout.entries(plain)
+            if place.tilelang == version and any(place.path.glob("*.so"))
+        )
+        calls.write_answer(str(plain), CALLS[number], answer_of(plain, place))
+    calls.write_style(str(plain), STYLE, Style("lazy", None, {}))
+    calls.write_texts(str(plain), TEXT, {"0" * 64: ["add", "00", []]})
+    return plain
 
 
 @pytest.fixture

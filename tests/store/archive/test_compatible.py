@@ -12,7 +12,7 @@ import pytest
 
 from tlcache import fingerprint
 from tlcache.errors import TargetError
-from tlcache.store import layout, record, verify
+from tlcache.store import calls, layout, record, verify
 from tlcache.store.archive import choosing, compatible, receiving, sending
 from tlcache.store.archive.compatible import Host
 
@@ -87,12 +87,21 @@ def test_another_platform_is_left_where_it_would_be_refused(taken, forgery, here
     assert not (cache_root / "0.1.15" / "linux-aarch64").exists()
 
 
-def test_records_of_another_tvm_ffi_are_left_and_their_kernels_taken(imported, here, cache_root):
+def test_records_and_calls_of_another_tvm_ffi_are_left_and_their_kernels_taken(
+    imported, here, cache_root
+):
     found, left = imported(replace(here, tvm_ffi="0.0.1"))
     assert found
     assert not list(layout.records(cache_root))
+    assert calls.uses(cache_root) == {}
     told = f"for tvm-ffi {fingerprint.tvm_ffi_version()}, not 0.0.1"
     assert told in left.values()
+
+
+def test_the_calls_of_a_kernel_that_is_left_are_left_with_it(imported, here, cache_root):
+    found, _ = imported(here)  # which has not the TileLang of one of the two
+    (entry,) = calls.uses(cache_root)
+    assert found[entry].tilelang == "0.1.15"
 
 
 def test_libraries_of_a_newer_glibc_are_left(imported, here):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.store.archive.conftest import CALLS, STYLE, TEXT
 from tlcache.errors import ArchiveError, TlcacheError
+from tlcache.store import calls, record, verify
 from tlcache.store.archive import reading, receiving, tar
 
 KEY = "ab" * 32
@@ -59,6 +62,10 @@ def refused(cache_root, archive, tree, taken):
         ("tlcache/locks/prune.lock", "no file of a cache root"),
         (f"tlcache/records/cd/{KEY}.json", "no file of a cache root"),
         ("tlcache/evictions.jsonl", "no file of a cache root"),
+        (f"tlcache/calls/cd/{KEY}.json", "no file of a cache root"),
+        (f"tlcache/calls/ab/{KEY}.json\n", "no file of a cache root"),
+        (f"tlcache/calls/ab/ab{KEY}.json", "no file of a cache root"),
+        (f"tlcache/texts/ab/../ab/{KEY}.json", "not below the root"),
         ("", "no file of a cache root"),
     ],
 )
@@ -216,8 +223,9 @@ def test_a_window_that_takes_all_memory_is_refused(refused, archive, tmp_path):
     ("change", "said"),
     [
         (lambda index: index.clear(), "not one of an archive of tlcache"),
-        (lambda index: index.update(schema=2), "of schema 2, not 1"),
-        (lambda index: index.update(schema=True), "of schema True, not 1"),
+        (lambda index: index.update(schema=3), "of schema 3, not 1 or 2"),
+        (lambda index: index.update(schema=True), "of schema True, not 1 or 2"),
+        (lambda index: index.update(schema=1), "tlcache/calls/57/5757"),
         (lambda index: index.update(files=[]), "does not tell its files"),
         (lambda index: index.pop("coverage"), "does not tell its coverage"),
         (lambda index: index["records"].update({"x": {}}), "does not describe the record x"),
@@ -248,13 +256,114 @@ def test_a_record_of_another_library_is_refused(forgery, refused):
     assert f"the record {key[:12]} is not what its index says" in refused(forgery.pack())
 
 
-@pytest.mark.parametrize("folder", ["records", "schedules"])
+@pytest.mark.parametrize("folder", ["records", "schedules", "calls", "texts"])
 def test_a_damaged_file_of_tlcaches_is_refused(forgery, refused, folder):
     number = next(n for n, x in enumerate(forgery.names()) if x.startswith(f"tlcache/{folder}"))
     name = forgery.names()[number]
     forgery.index["files"][name] = {"size": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
     forgery.members[number] = (tar.header(name, 2), b"{}")
     assert f"{name} is no" in refused(forgery.pack())
+
+
+def path_of(key: str, folder: str = "calls") -> str:
+    return calls.path_of("", key, folder)
+
+
+def changed(forgery, path: str, **fields: object) -> None:
+    """Give a file of calls other fields (`...` for none), and a checksum that holds."""
+    number = forgery.names().index(path)
+    values = {**record.contents(forgery.members[number][1]), **fields}
+    data = record.encode({name: value for name, value in values.items() if value is not ...})
+    told = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    forgery.index["files"][path] = told
+    forgery.members[number] = (tar.header(path, len(data)), data)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "said"),
+    [
+        (path_of(CALLS[0]), {"entry": "/tmp/abab"}, "is not below the root"),
+        (path_of(CALLS[0]), {"entry": "../abab"}, "is not below the root"),
+        (
+            path_of(CALLS[0]),
+            {"entry": f"0.1.15/linux-x86_64/kernels/{KEY}"},
+            f"points at 0.1.15/linux-x86_64/kernels/{KEY}, a kernel that it does not hold",
+        ),
+        (path_of(CALLS[0]), {"entry": "tlcache/calls"}, "a kernel that it does not hold"),
+        (
+            path_of(CALLS[0]),
+            {"library": {"name": "executable.so", "size": 3, "sha256": "00" * 32}},
+            "tells of another library than it holds",
+        ),
+        (
+            path_of(CALLS[0]),
+            {"library": {"name": "../x.so", "size": 3, "sha256": "00" * 32}},
+            "is a path",
+        ),
+        (path_of(CALLS[0]), {"created": "yesterday"}, "is no sound call"),
+        (path_of(CALLS[0]), {"key": CALLS[1]}, "filed under another key than its own"),
+        (path_of(CALLS[0]), {"schema": 2}, "schema 2"),
+        (path_of(CALLS[0]), {"kind": "style"}, "is no sound call"),
+        (path_of(STYLE), {"key": KEY}, "filed under another key than its own"),
+        (path_of(STYLE), {"mode": "both"}, "is no sound call"),
+        (path_of(TEXT, "texts"), {"key": KEY}, "filed under another key than its own"),
+        (path_of(TEXT, "texts"), {"schema": True}, "schema True"),
+        (path_of(TEXT, "texts"), {"key": ...}, "is no sound analysis of a text"),
+    ],
+)
+def test_a_call_that_no_export_would_write_is_refused(forgery, refused, path, fields, said):
+    changed(forgery, path, **fields)
+    told = refused(forgery.pack())
+    assert path in told and said in told
+
+
+def test_a_call_that_comes_twice_is_refused(forgery, refused):
+    number = forgery.names().index(path_of(CALLS[0]))
+    forgery.members.insert(number, forgery.members[number])
+    assert f"holds {path_of(CALLS[0])} twice" in refused(forgery.pack())
+
+
+def test_a_call_before_its_kernel_is_refused(forgery, refused):
+    number = forgery.names().index(path_of(CALLS[0]))
+    forgery.members.insert(0, forgery.members.pop(number))
+    told = list(forgery.index["files"].items())
+    told.insert(0, told.pop(number))
+    forgery.index["files"] = dict(told)
+    assert "which belongs there" in refused(forgery.pack())
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@given(
+    st.sampled_from([path_of(CALLS[0]), path_of(STYLE), path_of(TEXT, "texts")]),
+    st.sampled_from([*calls.Answer._fields, *calls.Style._fields, "schema", "key", "kind"]),
+    values,
+)
+def test_whatever_a_call_says_the_root_is_as_it_was_or_sound(
+    forgery, tmp_path, tree, path, field, value
+):
+    """Each with a checksum that holds: an import takes what `verify` finds nothing wrong with."""
+    root, number = tmp_path / "any", forgery.names().index(path)
+    kept = forgery.members[number], forgery.index["files"][path]
+    changed(forgery, path, **{field: value})
+    root.mkdir(exist_ok=True)
+    try:
+        receiving.receive(str(root), [str(forgery.pack())])
+    except TlcacheError:
+        assert tree(root) == {}
+    else:
+        assert {found.severity for found in verify.plan(root)} <= {"note"}
+        shutil.rmtree(root)
+    finally:
+        forgery.members[number], forgery.index["files"][path] = kept
 
 
 def test_a_closure_under_another_name_is_refused(forgery, refused):
@@ -311,8 +420,6 @@ def test_whatever_the_bytes_are_the_root_is_as_it_was_or_has_all_of_the_archive(
         assert tree(root) == {}
     else:
         assert files(root) == files(source)
-        import shutil
-
         shutil.rmtree(root)
 
 

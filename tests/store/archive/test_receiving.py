@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from tests.store.archive.conftest import CALLS, COMPILED, STYLE, TEXT
 from tlcache.errors import ArchiveError, CacheRootError, MissError, UntrustedRootError, UsageError
-from tlcache.store import layout, locks, record, scan, schedules, verify
+from tlcache.store import calls, layout, locks, record, scan, schedules, verify
 from tlcache.store.archive import choosing, incoming, publishing, reading, receiving, sending
 from tlcache.store.select import Filter
 
@@ -151,9 +152,8 @@ def test_two_archives_gathered_are_one_of_both(source, tmp_path, taken, cache_ro
     assert {found.severity for found in verify.plan(cache_root)} <= {"note"}
 
 
-def recompiled(root: Path, key: str) -> None:
-    """Another compile of a record's kernel: the same code, of other bytes."""
-    filed = record.read(root, key)
+def recompiled(root: Path, filed: record.Located) -> None:
+    """Another compile of a kernel: the same code, of other bytes."""
     library = root / filed.entry / filed.library.name
     library.write_bytes(library.read_bytes() + b"another temporary path")
     manifest = root / filed.entry / "manifest.json"
@@ -172,7 +172,7 @@ def test_a_record_comes_to_tell_of_the_library_that_somebody_else_compiled_befor
 ):
     shutil.copytree(source, cache_root)
     key = next(layout.records(source)).stem
-    recompiled(cache_root, key)
+    recompiled(cache_root, record.read(source, key))
     (cache_root / os.path.relpath(layout.record_path(source, key), source)).unlink()
     imported = taken(archive)
     assert imported.published.new == {"record": 1}
@@ -313,6 +313,16 @@ print("done")
 """
 
 
+def answer_in(root: Path, key: str) -> calls.Answer | None:
+    """A call's answer in a root; None where there is none."""
+    path = Path(calls.path_of(root, key))
+    if not path.exists():
+        return None
+    found = calls.told("calls", path.name, path.read_bytes())
+    assert isinstance(found, calls.Answer)
+    return found
+
+
 def killed(root: Path, archive: Path, after: int) -> bool:
     """Import, and be killed at the so-many-th rename or mkdir; False where that did not come."""
     command = [sys.executable, "-c", IMPORT, str(root), str(archive), str(after)]
@@ -334,6 +344,9 @@ def test_a_kill_at_any_point_leaves_a_root_that_is_whole_and_that_the_next_impor
             filed = record.read(cache_root, path.stem)
             assert filed is not None
             assert record.sound_library(cache_root, filed) is not None
+        for key in CALLS:
+            answer = answer_in(cache_root, key)
+            assert answer is None or record.sound_library(cache_root, answer) is not None
         after += 9
     assert deaths > 5
     assert files(cache_root) == files(source)
@@ -388,6 +401,147 @@ def test_the_schedule_that_is_there_stays(taken, archive, source, cache_root):
     schedules.write(cache_root, mine)
     assert taken(archive).published.there["schedule"] == 1
     assert schedules.find(cache_root, tuned.spec) == mine
+
+
+def own(index) -> list[str]:
+    return [path for path in index.own if path.split("/")[1] in ("calls", "texts")]
+
+
+def test_the_calls_of_the_kernels_that_go_go_along_and_what_else_calls_need(source, tmp_path):
+    choice = choosing.by_filter(str(source), Filter(tilelang="0.1.14"))
+    path = sent(choice, tmp_path / "some.tar.zst")
+    with path.open("rb") as file:
+        index = reading.read_index("some", file)
+    style, text = calls.path_of("", STYLE), calls.path_of("", TEXT, "texts")
+    assert own(index) == [style, calls.path_of("", CALLS[1]), text]
+    assert not index.records
+    document = json.loads(index.encode())
+    assert document["schema"] == 2
+    assert document["coverage"]["records"] == 0
+
+
+def test_where_no_call_goes_nothing_of_calls_does_and_an_older_tlcache_reads_it(source, tmp_path):
+    for key in CALLS:
+        os.unlink(calls.path_of(source, key))
+    path = tmp_path / "none.tar.zst"
+    written = sending.send(choosing.everything(str(source)), str(path))
+    assert (written.calls, own(written.index)) == (0, [])
+    assert json.loads(written.index.encode())["schema"] == 1
+
+
+def test_a_root_without_calls_packs_as_ever_and_is_taken(plain, tmp_path, taken, cache_root, files):
+    path = sent(choosing.everything(str(plain)), tmp_path / "plain.tar.zst")
+    taken(path)
+    assert files(cache_root) == files(plain)
+
+
+@pytest.mark.parametrize("harm", ["bit", "key", "library", "kind", "link"])
+def test_calls_that_are_damaged_or_of_another_library_stay_behind(
+    source, tmp_path, taken, cache_root, harm
+):
+    path = Path(calls.path_of(source, CALLS[0]))
+    answer = answer_in(source, CALLS[0])
+    if harm == "bit":
+        path.write_bytes(path.read_bytes().replace(b"add n=8", b"add n=9"))
+    elif harm == "key":
+        moved = Path(calls.path_of(source, CALLS[0][:-1] + "0"))
+        path.rename(moved)
+    elif harm == "library":
+        other = answer.library._replace(sha256="00" * 32)
+        calls.write_answer(str(source), CALLS[0], answer._replace(library=other))
+    elif harm == "kind":
+        binary = next(p for p in layout.places_in(str(source)) if p.kind == "cuda-binary")
+        entry = os.path.relpath(os.path.dirname(binary.location), source)
+        name = os.path.basename(binary.location)
+        library = record.library_at(os.path.dirname(binary.location), name)
+        calls.write_answer(str(source), CALLS[0], answer._replace(entry=entry, library=library))
+    else:
+        path.rename(tmp_path / "away.json")
+        path.symlink_to(tmp_path / "away.json")
+    text = Path(calls.path_of(source, TEXT, "texts"))
+    text.write_bytes(text.read_bytes()[:-9])
+    archive = tmp_path / "sound.tar.zst"
+    written = sending.send(choosing.everything(str(source)), str(archive))
+    assert written.calls == 1
+    assert own(written.index) == [calls.path_of("", STYLE), calls.path_of("", CALLS[1])]
+    taken(archive)
+    assert {found.severity for found in verify.plan(cache_root)} <= {"note"}
+
+
+def test_what_calls_need_besides_is_bounded_and_the_rest_is_said(source, tmp_path, monkeypatch):
+    for number in range(20):
+        calls.write_texts(str(source), f"{number:064x}", {"x": "x" * 1000})
+    monkeypatch.setattr("tlcache.store.archive.filed.MOST_BESIDE", 10_000)
+    first = tmp_path / "first.tar.zst"
+    written = sending.send(choosing.everything(str(source)), str(first))
+    sizes = [written.index.files[path].size for path in own(written.index)]
+    answers = [written.index.files[calls.path_of("", key)].size for key in CALLS]
+    assert 8_000 < sum(sizes) - sum(answers) <= 10_000
+    ((path, why),) = written.left
+    assert path == "tlcache/texts"
+    assert why.endswith("more files than the 10,000 bytes that go along")
+    receiving.receive(str(tmp_path / "root"), [str(first)])
+    again = sent(choosing.everything(str(tmp_path / "root")), tmp_path / "again.tar.zst")
+    assert again.read_bytes() == first.read_bytes()
+
+
+def test_an_import_tells_what_came_and_what_was_there(taken, archive, source, cache_root):
+    there = "call", "style", "text"
+    published = taken(archive).published
+    assert [published.new[kind] for kind in there] == [2, 1, 1]
+    os.unlink(calls.path_of(cache_root, CALLS[0]))
+    published = taken(archive).published
+    assert [published.new.get(kind, 0) for kind in there] == [1, 0, 0]
+    assert [published.there[kind] for kind in there] == [1, 1, 1]
+
+
+def test_a_call_that_is_there_stays_while_its_kernel_does(taken, archive, source, cache_root):
+    taken(archive)
+    mine = answer_in(cache_root, CALLS[0])._replace(title="mine", compile_seconds=9.0)
+    calls.write_answer(str(cache_root), CALLS[0], mine)
+    calls.write_style(str(cache_root), STYLE, calls.Style("eager", (), {}))
+    kept = Path(calls.path_of(cache_root, STYLE)).read_bytes()
+    taken(archive)
+    assert answer_in(cache_root, CALLS[0]) == mine
+    assert Path(calls.path_of(cache_root, STYLE)).read_bytes() == kept
+    gone = mine.library._replace(sha256="00" * 32)
+    calls.write_answer(str(cache_root), CALLS[0], mine._replace(library=gone))
+    taken(archive)
+    assert answer_in(cache_root, CALLS[0]) == answer_in(source, CALLS[0])
+    Path(calls.path_of(cache_root, CALLS[0])).write_bytes(b"{}")
+    taken(archive)
+    assert answer_in(cache_root, CALLS[0]) == answer_in(source, CALLS[0])
+
+
+def test_a_call_comes_to_tell_of_the_library_that_somebody_else_compiled_before(
+    taken, archive, source, cache_root
+):
+    """The same kernel under the same key of TileLang's, compiled to other bytes."""
+    theirs = answer_in(source, CALLS[0])
+    shutil.copytree(source / theirs.entry, cache_root / theirs.entry)
+    recompiled(cache_root, theirs)
+    assert not taken(archive).published.left
+    answer = answer_in(cache_root, CALLS[0])
+    assert record.sound_library(cache_root, answer) is not None
+    assert answer != theirs
+    assert answer._replace(library=theirs.library) == theirs
+    assert {found.severity for found in verify.plan(cache_root)} <= {"note"}
+
+
+def test_a_call_is_not_filed_for_a_kernel_that_is_damaged_there(taken, archive, source, cache_root):
+    entry = answer_in(source, CALLS[0]).entry
+    shutil.copytree(source / entry, cache_root / entry)
+    library = answer_in(source, CALLS[0]).library.name
+    (cache_root / entry / library).write_bytes(b"damaged")
+    left = taken(archive).published.left
+    assert left[calls.path_of("", CALLS[0])].endswith("is another there, and is not sound")
+    assert answer_in(cache_root, CALLS[0]) is None
+
+
+def test_a_call_that_was_imported_is_no_use_of_its_kernel(taken, archive, cache_root):
+    taken(archive)
+    used = calls.uses(cache_root)
+    assert set(used.values()) == {datetime.fromisoformat(COMPILED).timestamp()}
 
 
 def test_an_order_of_publishing_is_known_for_every_kind():

@@ -71,8 +71,7 @@ def restored(call: Call, original: Callable[..., Any], start: float) -> Any:
                     continue
                 made = made_of(answer, os.path.dirname(library), call.maker(original))
                 kernel = _state.kernels.setdefault(where, made)
-                if place.path == call.roots.path:
-                    calls.used(place.path, call.key)
+                call.roots.used(place, call.key)
             telling.tell(call, answer, kernel, time.perf_counter() - start, known=not loaded)
             return kernel
     except Exception as error:

@@ -44,7 +44,10 @@ class Roots(NamedTuple):
 
     def style(self, key: str) -> Style | None:
         """How a function is called, if that is known."""
-        return next((found for _, found in self._of(calls.read_style, key)), None)
+        for place, found in self._of(calls.read_style, key):
+            self.used(place, key)
+            return found
+        return None
 
     def answers(self, key: str) -> Iterator[tuple[Place, Answer]]:
         """What is known of a call, in each root that knows anything of it."""
@@ -52,7 +55,16 @@ class Roots(NamedTuple):
 
     def texts(self, key: str) -> dict[str, Any]:
         """The analyses of a source file's functions."""
-        return next((found for _, found in self._of(calls.read_texts, key) if found), {})
+        for place, found in self._of(calls.read_texts, key):
+            if found:
+                self.used(place, key, "texts")
+                return found
+        return {}
+
+    def used(self, place: Place, key: str, folder: str = "calls") -> None:
+        """Note that a file was of use, where it is in the root that is written to."""
+        if place.path == self.path:
+            calls.used(place.path, key, folder)
 
     def _of(
         self, read: Callable[[str, str, Trust], _T | None], key: str

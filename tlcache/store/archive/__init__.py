@@ -1,5 +1,5 @@
-"""Archives: kernels of a cache root with their records, as one file that is checked before any of
-it lands in another root.
+"""Archives: kernels of a cache root with their records and calls, as one file that is checked
+before any of it lands in another root.
 
     FILE.tar.zst        zstd of a tar of plain files; the first is `index.json`, which names all
                         others in their order, with sizes and sha256

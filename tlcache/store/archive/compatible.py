@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from tlcache import fingerprint, targets
 from tlcache.errors import ArchiveError, RuntimeLibraryError, TargetError
-from tlcache.store import entry, files, layout
+from tlcache.store import calls, entry, files, layout
 from tlcache.store.archive.index import Index, Thing
 from tlcache.store.archive.reading import Staged
 from tlcache.store.elf import Elf, ElfError
@@ -100,12 +101,16 @@ def leave(staged: Staged, here: Host) -> None:
             why = _libraries(staged, thing, here)
         if why is not None:
             staged.left[location] = why
-    for key, found in list(staged.records.items()):
-        version = found.versions.get("tvm_ffi")
-        if here.tvm_ffi is not None and version != here.tvm_ffi:
-            del staged.records[key]
-            path = layout.record_path("", key)
-            staged.left[path] = f"for tvm-ffi {version}, not {here.tvm_ffi}"
+    filed: tuple[tuple[dict[str, Any], Callable[[str, str], str]], ...] = (
+        (staged.records, layout.record_path),
+        (staged.answers, calls.path_of),
+    )
+    for those, path_of in filed:
+        for key, found in list(those.items()):
+            version = found.versions.get("tvm_ffi")
+            if here.tvm_ffi is not None and version != here.tvm_ffi:
+                del those[key]
+                staged.left[path_of("", key)] = f"for tvm-ffi {version}, not {here.tvm_ffi}"
 
 
 def _elsewhere(thing: Thing, here: Host) -> str | None:

@@ -1,7 +1,9 @@
-"""What tlcache has filed in a root of the kernels that an archive takes: their records, and the
-schedules and closures that these are by.
+"""What tlcache has filed in a root of the kernels that an archive takes: their records, the
+schedules and closures that these are by, and the calls of programs' own functions that mean them.
 
-Invariant: a record goes along only with the library that it tells of. What is damaged does not.
+Invariant: a record or a call goes along only with the library that it tells of. How functions are
+called and the analyses of their texts are no kernel's: where a call goes, all of them do, up to
+MOST_BESIDE bytes in the order of their paths. What is damaged does not.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tlcache.spec import RECORD_SCHEMA, workload_text
-from tlcache.store import closures, record, schedules
+from tlcache.store import calls, closures, layout, record, schedules
 from tlcache.store.archive.index import Member, Recorded
 from tlcache.store.archive.packing import read
+from tlcache.store.calls import Answer
 
-__all__ = ["Belonging", "Filed"]
+__all__ = ["MOST_BESIDE", "Belonging", "Filed"]
+
+MOST_BESIDE = 32 * 1024 * 1024
 
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -41,15 +46,29 @@ class Belonging(NamedTuple):
         files: Bytes by path below the root.
         records: The records in short, by action key.
         factories: The factory of each record.
+        calls: How many calls of programs' own functions mean one of the kernels.
+        left: What was left out, below the root, and why.
     """
 
     files: dict[str, bytes]
     records: dict[str, Recorded]
     factories: list[str]
+    calls: int
+    left: list[tuple[str, str]]
+
+
+class _Call(NamedTuple):
+    """The file of a call, or of how a function is called: then it has no library."""
+
+    path: str
+    data: bytes
+    library: str | None
+    told: Member | None
 
 
 class Filed:
-    """The records of a root, read; which of them belong is known only when the kernels are.
+    """The records and calls of a root, read; which of them belong is known only when the kernels
+    are.
 
     Args:
         root: The cache root.
@@ -63,6 +82,11 @@ class Filed:
             found
             for path in _below(os.path.join(self._top, "records"))
             if (found := _record(path)) is not None and (keys is None or found.key in keys)
+        ]
+        self._calls = [
+            call
+            for path in _below(os.path.join(self._top, "calls"))
+            if (call := _call(path)) is not None
         ]
 
     def of(self, files: Mapping[str, Member]) -> Belonging:
@@ -80,11 +104,36 @@ class Filed:
         found = [(one.path, one.data) for one in ours]
         found += self._those("closures", lambda *file: closures.told(*file) in digests)
         found += self._those("schedules", has_record)
+        answers = [one for one in self._calls if one.library and files.get(one.library) == one.told]
+        found += [(one.path, one.data) for one in answers]
+        left: list[tuple[str, str]] = []
+        if answers:
+            found += self._beside(left)
         return Belonging(
             {path[self._start :]: data for path, data in sorted(found)},
             {one.key: one.short for one in sorted(ours, key=lambda one: one.key)},
             [one.spec["kernel"] for one in ours],
+            len(answers),
+            left,
         )
+
+    def _beside(self, left: list[tuple[str, str]]) -> Iterator[tuple[str, bytes]]:
+        """What calls need besides, as far as it may go."""
+        size = 0
+        for folder, those in (
+            ("calls", [(one.path, one.data) for one in self._calls if one.library is None]),
+            ("texts", self._those("texts", _is_text)),
+        ):
+            more = 0
+            for path, data in those:
+                if size + len(data) <= MOST_BESIDE:
+                    size += len(data)
+                    yield path, data
+                else:
+                    more += 1
+            if more:
+                what = f"has {more:,} more files than the {MOST_BESIDE:,} bytes that go along"
+                left.append((f"tlcache/{folder}", what))
 
     def _those(
         self, folder: str, belongs: Callable[[str, bytes], bool]
@@ -127,6 +176,30 @@ def _record(path: str) -> _Record | None:
         return found if values["schema"] == RECORD_SCHEMA and named else None
     except (OSError, *_DAMAGE):
         return None  # `verify` says what is wrong with it
+
+
+def _call(path: str) -> _Call | None:
+    """A call, or how a function is called; None where it is damaged, or of another schema."""
+    try:
+        data = read(path)
+        found = calls.told("calls", os.path.basename(path), data)
+    except (OSError, ValueError):
+        return None  # `verify` says what is wrong with it
+    if not isinstance(found, Answer):
+        return _Call(path, data, None, None)
+    library = f"{os.path.normpath(found.entry)}/{found.library.name}"
+    belongs = layout.file_of(library)
+    if belongs is None or belongs[0].kind != "kernel":
+        return None
+    return _Call(path, data, library, Member(found.library.size, found.library.sha256))
+
+
+def _is_text(name: str, data: bytes) -> bool:
+    try:
+        calls.told("texts", name, data)
+    except ValueError:
+        return False
+    return True
 
 
 def _below(top: str) -> list[str]:

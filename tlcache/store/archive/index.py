@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,7 +34,8 @@ __all__ = [
 ]
 
 NAME = "index.json"
-SCHEMA = 1
+SCHEMA = 2
+"""Of an index that names calls. Others are of schema 1, which older tlcache reads, too."""
 MOST_INDEX = 256 * 1024 * 1024
 MOST_FILE = 64 * 1024 * 1024
 _KIND = "tlcache.archive"
@@ -42,11 +43,13 @@ _MOST_FILES = 2_000_000
 MOST_THING = 2 * MOST_FILE
 _SHA256 = re.compile("[0-9a-f]{64}")
 _RECORD = re.compile(r"tlcache/records/([0-9a-f]{2})/((?:\1)[0-9a-f]{62})\.json")
-_OWN = (
+_FILED = (
     _RECORD,
     re.compile(r"tlcache/schedules/([0-9a-f]{2})/(?:\1)[0-9a-f]{62}\.json"),
     re.compile(r"tlcache/closures/[0-9a-f]{16}-[0-9a-f]{16}\.json"),
 )
+_CALL = re.compile(r"tlcache/(?:calls|texts)/([0-9a-f]{2})/(?:\1)[0-9a-f]{62}\.json")
+_OWN = {1: _FILED, SCHEMA: (*_FILED, _CALL)}
 _NEWER = "update tlcache, or export with this version"
 
 
@@ -124,13 +127,13 @@ class Index:
 
     @functools.cached_property
     def own(self) -> tuple[str, ...]:
-        """The paths of tlcache's files: records, schedules and closures."""
+        """The paths of tlcache's files: records, schedules, closures, calls and texts."""
         return tuple(path for path in self.files if path.startswith("tlcache/"))
 
     def encode(self) -> bytes:
         """As it stands in the archive; `decode` reads it back."""
         document = {
-            "schema": SCHEMA,
+            "schema": SCHEMA if any(map(_CALL.fullmatch, self.own)) else 1,
             "kind": _KIND,
             "builder": self.builder,
             "coverage": self.coverage,
@@ -155,15 +158,16 @@ class Index:
             raise ArchiveError(f"its index is not JSON: {shown(str(error))}") from None
         if not isinstance(document, dict) or document.get("kind") != _KIND:
             raise ArchiveError("its index is not one of an archive of tlcache")
-        if type(schema := document.get("schema")) is not int or schema != SCHEMA:
-            told = shown(repr(schema))
-            raise ArchiveError(f"its index is of schema {told}, not {SCHEMA}", hint=_NEWER)
+        if type(schema := document.get("schema")) is not int or schema not in _OWN:
+            told, known = shown(repr(schema)), " or ".join(map(str, _OWN))
+            raise ArchiveError(f"its index is of schema {told}, not {known}", hint=_NEWER)
         for name in ("builder", "coverage", "records", "files"):
             if not isinstance(document.get(name), dict):
                 raise ArchiveError(f"its index does not tell its {name}")
         if len(document["files"]) > _MOST_FILES:
             raise ArchiveError(f"its index names {len(document['files']):,} files")
-        members = {path: _member(path, told) for path, told in document["files"].items()}
+        own = _OWN[schema]
+        members = {path: _member(path, told, own) for path, told in document["files"].items()}
         records = {key: _recorded(key, told) for key, told in document["records"].items()}
         index = cls(members, records, document["builder"], document["coverage"])
         index._joined()
@@ -199,8 +203,8 @@ class Index:
                 raise ArchiveError(f"{location} is larger than anything of TileLang's")
 
 
-def _member(path: str, told: Any) -> Member:
-    if layout.file_of(path) is None and not any(own.fullmatch(path) for own in _OWN):
+def _member(path: str, told: Any, own: Iterable[re.Pattern[str]]) -> Member:
+    if layout.file_of(path) is None and not any(each.fullmatch(path) for each in own):
         raise ArchiveError(f"its index names {shown(path, LONGEST)}, which is {_stranger(path)}")
     size, sha256 = (
         (told.get("size"), told.get("sha256")) if isinstance(told, dict) else (None, None)

@@ -1,12 +1,14 @@
-"""Staged archives published: into the root, each thing by one rename, and its records after it.
+"""Staged archives published: into the root, each thing by one rename, and its records and calls
+after it.
 
 The order is one in which a kill at any point leaves a root that is whole: cuda-binaries, which
-nothing points at; then kernels, and the records of each few of them; schedules and closures last.
+nothing points at; then kernels, and the records and calls of each few of them; what belongs to no
+kernel last.
 
-Invariant: what is there already stays, unless it is a record that does not hold any more. Entries
-and their records are published while nobody takes entries away (`locks.recording`), so a record is
-never filed for an entry that has just gone. A lock of an action key is not taken: nothing is
-compiled here, and who publishes an entry first is decided by the rename.
+Invariant: what is there already stays, unless it is a record or a call that does not hold any more.
+Entries and their records and calls are published while nobody takes entries away
+(`locks.recording`), so none is ever filed for an entry that has just gone. A lock of an action key
+is not taken: nothing is compiled here, and who publishes an entry first is decided by the rename.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ import ctypes
 import errno
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
-from tlcache.store import layout, locks, record, soundness
+from tlcache.store import calls, files, layout, locks, record, soundness
 from tlcache.store.archive.index import Thing
 from tlcache.store.archive.reading import Staged
 from tlcache.store.archive.staging import staged_path
-from tlcache.store.record import Library, Record
+from tlcache.store.calls import Answer
+from tlcache.store.record import Library, Located, Record
 
 __all__ = ["Published", "publish"]
 
@@ -38,7 +42,7 @@ class Published:
     """What became of the things of an import.
 
     Attributes:
-        new: How many of each kind were published; records, schedules and closures, too.
+        new: How many of each kind were published; what tlcache has filed, too.
         there: How many of each kind were in the root already.
         bytes: Of what was published.
         left: What was not published, below the root, and why.
@@ -73,6 +77,59 @@ def publish(root: str, staged: Iterable[Staged]) -> Published:
     return published
 
 
+class _Filed(NamedTuple):
+    """A record or a call, which is published with its kernel.
+
+    Attributes:
+        kind: Which of the two.
+        path: Below the root.
+        found: What it says.
+        there: Reads what a root has in its place; None where that is nothing sound.
+        write: Files it in a root as one of another library.
+    """
+
+    kind: str
+    path: str
+    found: Record | Answer
+    there: Callable[[str], Located | None]
+    write: Callable[[str, Library], None]
+
+    @property
+    def entry(self) -> str:
+        return os.path.normpath(self.found.entry)
+
+    @property
+    def library(self) -> Library:
+        return self.found.library
+
+
+def _of_record(found: Record) -> _Filed:
+    key = found.action_key
+
+    def write(root: str, library: Library) -> None:
+        record.write(root, replace(found, library=library))
+
+    path = layout.record_path("", key)
+    return _Filed("record", path, found, lambda root: record.read(root, key), write)
+
+
+def _of_call(key: str, found: Answer) -> _Filed:
+    path = calls.path_of("", key)
+
+    def there(root: str) -> Answer | None:
+        try:
+            data = files.read(os.path.join(root, path))
+            filed = calls.told("calls", os.path.basename(path), data)
+        except (OSError, ValueError):
+            return None
+        return filed if isinstance(filed, Answer) else None
+
+    def write(root: str, library: Library) -> None:
+        calls.write_answer(root, key, found._replace(library=library))
+
+    return _Filed("call", path, found, there, write)
+
+
 class _Publishing:
     """One archive."""
 
@@ -82,9 +139,11 @@ class _Publishing:
         self._published = published
         self._directories: set[str] = set()
         self._new: set[str] = set()
-        self._records: dict[str, list[Record]] = {}
-        for found in staged.records.values():
-            self._records.setdefault(os.path.normpath(found.entry), []).append(found)
+        self._filed: dict[str, list[_Filed]] = {}
+        those = [*map(_of_record, staged.records.values())]
+        those += itertools.starmap(_of_call, staged.answers.items())
+        for one in those:
+            self._filed.setdefault(one.entry, []).append(one)
 
     def run(self) -> None:
         self._published.left.update(self._staged.left)
@@ -104,11 +163,10 @@ class _Publishing:
                 for thing in some:
                     self._thing(thing)
                 for thing in some:
-                    for found in self._records.get(thing.place.location, ()):
-                        self._record(found)
-        for path in self._staged.index.own:
-            if not path.startswith("tlcache/records/"):
-                self._own(path)
+                    for one in self._filed.get(thing.place.location, ()):
+                        self._file(one)
+        for path, kind in self._staged.others.items():
+            self._other(path, kind)
 
     def _skeleton(self, version: str, platform: str) -> None:
         """What TileLang needs in a root that will be read-only."""
@@ -116,21 +174,23 @@ class _Publishing:
             layout.make_skeleton(Path(self._root), version, platform)
 
     def _age(self) -> None:
-        """Give libraries and records the time of the compile, as the time of their last use.
+        """Give libraries, records and calls the time of the compile, as that of their last use.
 
         They have never been used here: who evicts what was not used for longest takes them before
         what was. The directories keep the time of the import, as that of their writing.
         """
-        for found in self._staged.records.values():
-            when = datetime.fromisoformat(found.created)
+        times: dict[str, float] = {}
+        for one in itertools.chain.from_iterable(self._filed.values()):
+            when = datetime.fromisoformat(one.found.created)
             when = when if when.tzinfo is not None else when.replace(tzinfo=timezone.utc)
             seconds = min(max(when.timestamp(), 0.0), 2.0**33)
-            key, entry = found.action_key, os.path.normpath(found.entry)
-            for path in (f"{entry}/{found.library.name}", layout.record_path("", key)):
-                try:
-                    os.utime(staged_path(self._staged.directory, path), (seconds, seconds))
-                except FileNotFoundError:
-                    pass  # it was in the root already
+            for path in (f"{one.entry}/{one.library.name}", one.path):
+                times[path] = min(seconds, times.get(path, seconds))
+        for path, seconds in times.items():
+            try:
+                os.utime(staged_path(self._staged.directory, path), (seconds, seconds))
+            except FileNotFoundError:
+                pass  # it was in the root already
 
     def _thing(self, thing: Thing) -> None:
         location = thing.place.location
@@ -146,25 +206,22 @@ class _Publishing:
             self._published.bytes += sum(self._staged.index.files[p].size for p in thing.files)
         self._published.note(thing.place.kind, new=new)
 
-    def _record(self, found: Record) -> None:
-        key = found.action_key
-        path = layout.record_path("", key)
-        target = os.path.join(self._root, path)
-        if os.path.lexists(target):
-            filed = record.read(self._root, key)
-            if filed is not None and record.sound_library(self._root, filed) is not None:
-                self._published.note("record", new=False)
+    def _file(self, one: _Filed) -> None:
+        """A record or a call, if the root has none that holds."""
+        if os.path.lexists(os.path.join(self._root, one.path)):
+            there = one.there(self._root)
+            if there is not None and record.sound_library(self._root, there) is not None:
+                self._published.note(one.kind, new=False)
                 return
-        entry = os.path.normpath(found.entry)
-        if entry not in self._new and record.sound_library(self._root, found) is None:
-            adapted = self._adapted(found)
-            if adapted is None:
-                self._published.left[path] = f"{entry} is another there, and is not sound"
+        if one.entry not in self._new and record.sound_library(self._root, one.found) is None:
+            library = self._library_there(one)
+            if library is None:
+                self._published.left[one.path] = f"{one.entry} is another there, and is not sound"
                 return
-            record.write(self._root, adapted)
-        elif not self._replace(path):
-            record.write(self._root, found)
-        self._published.note("record", new=True)
+            one.write(self._root, library)
+        elif not self._replace(one.path):
+            one.write(self._root, one.library)
+        self._published.note(one.kind, new=True)
 
     def _replace(self, path: str) -> bool:
         """Publish a file of tlcache's that was staged; False where the root had one then."""
@@ -176,25 +233,23 @@ class _Publishing:
             return False
         return True
 
-    def _adapted(self, found: Record) -> Record | None:
-        """A record for the library that is there under the same key of TileLang's, compiled by
-        somebody else: the same kernel, called in the same way, of other bytes.
+    def _library_there(self, one: _Filed) -> Library | None:
+        """The library that is there under the same key of TileLang's, compiled by somebody else:
+        the same kernel, called in the same way, of other bytes.
         """
-        entry = os.path.normpath(found.entry)
-        place = self._staged.index.things[entry].place
-        path = os.path.join(self._root, entry)
+        place = self._staged.index.things[one.entry].place
+        path = os.path.join(self._root, one.entry)
         try:
             told = soundness.judge(place._replace(location=path))
         except OSError:
             return None
-        there = told.hashed.get(found.library.name)
+        there = told.hashed.get(one.library.name)
         if there is None or any(fault.severity == "error" for fault in told.faults):
             return None
-        return replace(found, library=Library(found.library.name, *there))
+        return Library(one.library.name, *there)
 
-    def _own(self, path: str) -> None:
-        """A schedule or a closure, if the root has none."""
-        kind = path.split("/")[1].removesuffix("s")
+    def _other(self, path: str, kind: str) -> None:
+        """What belongs to no kernel, if the root has none."""
         target = os.path.join(self._root, path)
         new = not os.path.lexists(target) and self._replace(path)
         self._published.note(kind, new=new)

@@ -14,15 +14,14 @@ import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import IO, Any
 
 from tlcache.errors import ArchiveError
-from tlcache.store import closures, record, schedules
-from tlcache.store.archive import tar, whole
+from tlcache.store.archive import admitting, tar, whole
 from tlcache.store.archive.index import MOST_INDEX, NAME, Index, Member, Thing
 from tlcache.store.archive.staging import Writing
 from tlcache.store.archive.tar import LONGEST
+from tlcache.store.calls import Answer
 from tlcache.store.opened import shown
 from tlcache.store.record import Record
 
@@ -45,6 +44,9 @@ class Staged:
         index: What it holds.
         present: Locations of things that were in the root already, and are not staged.
         records: Its records by action keys.
+        answers: The calls that mean one of its kernels, by their keys.
+        others: What else there is of tlcache's files, by path: `schedule`, `closure`, `style` (how
+            a function is called) or `text` (its analysis).
         sha256: Of the archive.
         size: Its bytes.
         signer: Who signed it; None where nobody was asked for.
@@ -58,6 +60,8 @@ class Staged:
     size: int
     present: set[str] = field(default_factory=set)
     records: dict[str, Record] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
     signer: str | None = None
     left: dict[str, str] = field(default_factory=dict)
 
@@ -227,10 +231,10 @@ class _Unpacking:
                 self._writing.add(data)
         for path in self._staged.index.own:
             content = self._member(path, files[path])
-            self._own(path, content)
+            admitting.admit(self._staged, path, content)
             if not os.path.lexists(os.path.join(self._root, path)):
                 self._writing.add({path: content})
-        self._records()
+        admitting.join(self._staged)
 
     def _member(self, path: str, member: Member) -> bytes:
         block = self._reading.read(tar.BLOCK)
@@ -267,35 +271,3 @@ class _Unpacking:
         read = {os.path.basename(path): content for path, content in data.items()}
         if (fault := whole.fault(thing.place, members, read)) is not None:
             raise ArchiveError(f"{thing.place.location} {fault}")
-
-    def _own(self, path: str, data: bytes) -> None:
-        _, folder, *_ = path.split("/")
-        name = os.path.basename(path)
-        if folder == "records":
-            self._record(path, data)
-        elif folder == "closures" and closures.told(name, data) is None:
-            raise ArchiveError(f"{path} is no source closure of that name")
-        elif folder == "schedules" and schedules.spec_of(name, data) is None:
-            raise ArchiveError(f"{path} is no tuned schedule of that name")
-
-    def _record(self, path: str, data: bytes) -> None:
-        try:
-            found = record.decode(data)
-            datetime.fromisoformat(found.created)
-        except ValueError as error:
-            raise ArchiveError(f"{path} is no sound record: {shown(str(error))}") from None
-        if os.path.basename(path) != f"{found.action_key}.json":
-            raise ArchiveError(f"{path} is filed under another key than its own")
-        self._staged.records[found.action_key] = found
-
-    def _records(self) -> None:
-        """Check that each record is of a library that is here, and what the index says it is."""
-        index = self._staged.index
-        for key, found in self._staged.records.items():
-            told = index.records[key]
-            entry, target = os.path.normpath(found.entry), found.spec.target.name
-            if (told.entry, told.target, told.created) != (entry, target, found.created):
-                raise ArchiveError(f"the record {key[:12]} is not what its index says")
-            library = index.files.get(f"{entry}/{found.library.name}")
-            if library != Member(found.library.size, found.library.sha256):
-                raise ArchiveError(f"the record {key[:12]} tells of another library than it holds")

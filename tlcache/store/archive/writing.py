@@ -35,6 +35,7 @@ class Written:
     Attributes:
         index: What the archive holds.
         kernels: How many of its things are kernels.
+        calls: How many calls of programs' own functions mean one of them.
         size: Its bytes.
         sha256: Of the whole.
         left: What was chosen and is not in it, relative to the root, and why.
@@ -42,6 +43,7 @@ class Written:
 
     index: Index
     kernels: int
+    calls: int
     size: int
     sha256: str
     left: tuple[tuple[str, str], ...]
@@ -89,7 +91,9 @@ def write(
             size += len(chunk)
             chunk = body.read(_COPIED)
     file.flush()
-    return Written(index, versions.total(), size, digest.hexdigest(), tuple(left))
+    left += belonging.left
+    kernels, sha256 = versions.total(), digest.hexdigest()
+    return Written(index, kernels, belonging.calls, size, sha256, tuple(left))
 
 
 def _versions(choice: Choice, left: list[tuple[str, str]]) -> Iterator[str]:

@@ -116,6 +116,22 @@ def test_the_calls_of_kernels_that_are_gone_are_swept_away(root):
     assert [key for key, _ in calls.all_of(root)] == [OTHER]
 
 
+def test_what_belongs_to_no_kernel_is_swept_away_when_it_was_not_used_for_long(root):
+    for key in (KEY, OTHER):
+        calls.write_style(root, key, STYLE)
+        calls.write_texts(root, key, {KEY: ["f", "0", []]})
+    assert calls.sweep(root) == 0
+    for folder in ("calls", "texts"):
+        for key in (KEY, OTHER):
+            path = calls.path_of(root, key, folder)
+            old = os.stat(path).st_mtime - calls.UNUSED - 60
+            os.utime(path, (old, old))
+        calls.used(root, OTHER, folder)
+    assert calls.sweep(root) == 2
+    left = [key for folder in ("calls", "texts") for key, _ in calls.all_of(root, folder)]
+    assert left == [OTHER, OTHER]
+
+
 def test_a_restore_by_a_call_is_a_use_of_its_kernel(root):
     calls.write_answer(root, KEY, ANSWER)
     os.makedirs(os.path.join(root, ENTRY))

@@ -273,3 +273,20 @@ def test_a_source_file_that_changes_under_the_process_is_refused(keys):
     )
     found = keys(patch=patch)
     assert found["lazy"] == "refused: its source file was changed while the process runs"
+
+
+@pytest.mark.parametrize("change", ["T.serial = lambda n: real(n // 2)", "T.serial = T.unroll"])
+def test_a_name_of_tilelangs_that_was_replaced_counts_though_it_was_met_before(keys, change):
+    before = "import tilelang.language as T\nreal = T.serial"
+    patch = "Call(kernels.make(4, 1.0), (8,), {})\n" + change
+    plain = keys()
+    replaced = keys(before=before, patch=patch)
+    assert replaced["lazy"] != plain["lazy"]
+    assert replaced["eager"] != plain["eager"]
+
+
+def test_a_dtype_of_tilelangs_that_was_replaced_counts(keys):
+    edit = ("kernels.py", 'Y: T.Tensor((n,), "float32")', "Y: T.Tensor((n,), T.float32)")
+    before = "import tilelang.language as T\n"
+    replaced = keys(edit, before=before + "T.float32 = T.float16")
+    assert replaced["lazy"] != keys(edit)["lazy"]

@@ -204,20 +204,22 @@ class Names(Stream):
         if type(found).__module__ == "torch" and type(found).__name__ == "dtype":
             self.say(str(found))
             return
-        said = outside.judge(path)
+        said, words = outside.judge(path), ["outside", path]
         home = getattr(found, "__module__", None)
         if isinstance(home, str) and isinstance(found, (FunctionType, type)):
             # TileLang's names lead to where they are defined, which may be more telling.
-            defined = outside.judge(f"{home}.{getattr(found, '__name__', '')}")
-            if defined == "device" and said == "yes":
+            words.append(f"{home}.{found.__qualname__}")
+            if outside.judge(f"{home}.{found.__name__}") == "device" and said == "yes":
                 said = "device"
         if said == "no":
             raise Unseen(f"it uses {path}")
-        self.say("outside", path)
+        self.say(*words)
         if said == "device":
             self._of_device()
         if type(found) in (int, float, str, bool):
             self.value(found)
+        elif isinstance(found, str):  # TileLang's dtypes
+            self.say(type(found).__qualname__, str(found))
 
     def _outside(self, value: Any) -> bool:
         """Digest a function or class that counts by its name, if it is one."""

@@ -76,6 +76,11 @@ RUNTIME = [
     "tlcache.runtime.foreign", "tlcache.runtime.foreign.accelerate", "tlcache.runtime.foreign.key",
     "tlcache.runtime.foreign.reach", "tlcache.runtime.foreign.text",
     "tlcache.runtime.foreign.outside", "tlcache.runtime.foreign.telling",
+    "tlcache.runtime.foreign.call", "tlcache.runtime.foreign.language",
+    "tlcache.runtime.foreign.mode", "tlcache.runtime.foreign.names",
+    "tlcache.runtime.foreign.objects", "tlcache.runtime.foreign.place",
+    "tlcache.runtime.foreign.source", "tlcache.runtime.foreign.stream",
+    "tlcache.runtime.foreign.texts", "tlcache.runtime.foreign.trouble",
     "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
     "ops.boundary", "ops.inputs", "ops.jit_cache", "ops.triton.rms_norm", "ops.kernels",
 ]  # fmt: skip
@@ -83,7 +88,8 @@ COMPILE = [
     "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring",
     "tlcache.warm.replaying", "tlcache.warm.pretending", "tlcache.warm.preloaded",
     "tlcache.runtime.foreign.kernel", "tlcache.runtime.foreign.template",
-    "tlcache.runtime.foreign.deferring",
+    "tlcache.runtime.foreign.deferring", "tlcache.runtime.foreign.answering",
+    "tlcache.runtime.foreign.hooked",
 ]  # fmt: skip
 
 

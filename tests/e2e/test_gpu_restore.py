@@ -61,3 +61,32 @@ def test_a_restored_kernel_is_captured_in_a_graph(python, request):
     for wanted in ("JITKernel", "RestoredKernel"):
         ran = python(f"wanted = {wanted!r}\n{start}{GRAPH}", cwd=place)
         assert ran.code == 0, ran.err
+
+
+CONTEXTS = """
+import os, torch, tilelang
+from tvm.target import Target
+from tests.corpus import cuda
+from tlcache.runtime.foreign import key
+torch.zeros(1, device="cuda")
+def asked(target):
+    cuda.softmax.target = target
+    found = key.context(cuda.softmax, key.surroundings())
+    real = key.Context(cuda.softmax)
+    assert (found.target, found.host, found.backend) == (real.target, real.host, real.backend)
+    assert found.cache is real.cache
+    return found
+for target in ("auto", "cuda", None):
+    first = asked(target)
+    assert asked(target) is first
+    os.environ["ANY_VARIABLE"] = str(target)  # as the toolkit's path may be one
+    assert asked(target) is not first
+with Target({"kind": "cuda", "arch": "sm_80"}):
+    assert "sm_80" in asked("auto").target
+assert "sm_80" not in asked("auto").target
+"""
+
+
+def test_the_target_of_a_call_is_what_tilelang_resolves_now(python, request):
+    ran = python(CONTEXTS, cwd=str(request.config.rootpath))
+    assert ran.code == 0, ran.err

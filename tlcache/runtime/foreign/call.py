@@ -2,8 +2,6 @@
 once in one call of the program's.
 
 Invariant: what was computed is used again only while nothing of the program's has run since.
-
-This module imports TileLang.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ STORE = [
     "tlcache.daemon.openapi", "tlcache.daemon.peers", "tlcache.daemon.reading",
     "tlcache.daemon.routes", "tlcache.daemon.schemas", "tlcache.daemon.served",
     "tlcache.daemon.server", "tlcache.daemon.serving", "tlcache.daemon.stream",
-    "tlcache.store.calls",
+    "tlcache.store.calls", "tlcache.store.answers",
+    "tlcache.cli.warmed", "tlcache.cli.warming",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder",

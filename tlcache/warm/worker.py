@@ -11,6 +11,7 @@ import signal
 import tempfile
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import tilelang  # noqa: F401 -- imported once, for all workers
@@ -18,9 +19,11 @@ from tqdm import tqdm
 
 from tlcache.errors import CompileError, EnvironmentFault, TlcacheError
 from tlcache.spec import KernelSpec
-from tlcache.store import locks, record, roots
-from tlcache.warm import compiling, pretending, replaying, toolchain
+from tlcache.store import locks, roots
+from tlcache.warm import compiling, plan, pretending, replaying, toolchain
 from tlcache.warm.outcome import Outcome
+from tlcache.warm.plan import Item
+from tlcache.warm.shapes import Wanted
 
 __all__ = ["serve"]
 
@@ -91,10 +94,10 @@ def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -
     try:
         key = spec.action_key()
         with locks.compiling(root, key):
-            found = record.read(root, key)
-            if found is not None and record.present(root, found, wanted):
-                # Another process compiled it since this one was asked to.
-                return Outcome("present", saved_seconds=found.compile_seconds)
+            item = Item(Wanted(spec, "", None, wanted), key)
+            plan.look([item], [Path(root)])
+            if item.outcome is not None:
+                return item.outcome  # another process compiled it since this one was asked to
             with pretending.pretending(spec.target):
                 built = compiling.build(spec, root, key=wanted, targeted=True)
     except TlcacheError as error:
@@ -114,14 +117,16 @@ def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -
         return Outcome("failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
     if built.fault is not None:
         return Outcome("failed", error=built.fault.message, hint=built.fault.hint, fault=True)
-    if built.record is None:
-        return Outcome("unrecorded", seconds=built.seconds, entry=_entry(built.kernel, root))
-    entry = os.path.join(root, built.record.entry)
+    entry = _entry(built.kernel, root)
+    kept = built.record is not None or built.way == "call"
     return Outcome(
-        "compiled",
+        "compiled" if kept else "unrecorded",
         seconds=built.seconds,
-        saved_seconds=built.seconds,
-        bytes=_bytes(entry),
+        saved_seconds=built.seconds if kept else 0.0,
+        bytes=_bytes(os.path.join(root, entry)) if kept and entry is not None else 0,
+        entry=None if built.record is not None else entry,
+        way=built.way,
+        reason=built.reason,
     )
 
 

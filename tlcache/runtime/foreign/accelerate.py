@@ -38,7 +38,7 @@ from tlcache.store import calls, layout, locks, record
 from tlcache.store.calls import Answer, Style
 from tlcache.store.trust import Trust
 
-__all__ = ["CHECK", "RESTORE", "active", "filing", "refusals", "start", "stop", "wanted"]
+__all__ = ["CHECK", "RESTORE", "Filed", "active", "filing", "refusals", "start", "stop", "wanted"]
 
 RESTORE = "TLCACHE_RESTORE"
 """The environment variable that rules restoring out (0)."""
@@ -64,9 +64,22 @@ class _State:
         self.call: Any = None
 
 
+@dataclasses.dataclass
+class Filed:
+    """What came of the calls of a thread that files.
+
+    Attributes:
+        calls: The keys of the calls that are filed, by TileLang's key.
+        refused: Why others are not.
+    """
+
+    calls: dict[str, str] = dataclasses.field(default_factory=dict)
+    refused: list[str] = dataclasses.field(default_factory=list)
+
+
 class _Thread(threading.local):
     making = False
-    filing = False
+    filing: Filed | None = None
     front: tuple[FrameType, Any, dict[str, Any], str] | None = None
 
 
@@ -113,12 +126,12 @@ def refusals() -> dict[str, int]:
 
 
 @contextmanager
-def filing() -> Iterator[None]:
+def filing() -> Iterator[Filed]:
     """File what this thread makes meanwhile, though the resolver asked for it; restore nothing."""
     _hook()
-    outer, _thread.filing = _thread.filing, True
+    outer, _thread.filing = _thread.filing, Filed()
     try:
-        yield
+        yield _thread.filing
     finally:
         _thread.filing = outer
 
@@ -199,6 +212,8 @@ def _checking() -> bool:
 def _trouble(error: BaseException) -> None:
     """Say, once for each kind, that a hook went wrong; the program goes on."""
     said = f"{type(error).__name__}: {error}"
+    if _thread.filing is not None:
+        _thread.filing.refused.append(said)
     if said not in _state.told and len(_state.told) < 20:
         _state.told.add(said)
         _log.warning(
@@ -209,6 +224,8 @@ def _trouble(error: BaseException) -> None:
 
 
 def _refuse(unseen: Unseen) -> None:
+    if _thread.filing is not None:
+        _thread.filing.refused.append(unseen.reason)
     with _state.lock:
         _state.refused[unseen.reason] += 1
 
@@ -588,6 +605,8 @@ def _keep(call: _Call, kernel: Any, seconds: float) -> None:
     if call.fresh and template is not None:
         template._tlcache_front = call.front
     answer = _answer(call, kernel, seconds)
+    if _thread.filing is not None:
+        _thread.filing.calls[answer.key] = call.key
     known = calls.read_answer(root.path, call.key, root.trust)
     if (
         known is not None

@@ -67,7 +67,7 @@ STORE = [
     "tlcache.daemon.openapi", "tlcache.daemon.peers", "tlcache.daemon.reading",
     "tlcache.daemon.routes", "tlcache.daemon.schemas", "tlcache.daemon.served",
     "tlcache.daemon.server", "tlcache.daemon.serving", "tlcache.daemon.stream",
-    "tlcache.store.calls", "tlcache.store.answers",
+    "tlcache.store.calls", "tlcache.store.answers", "tlcache.unrestored", "tlcache.warm.questions",
     "tlcache.cli.warmed", "tlcache.cli.warming",
 ]  # fmt: skip
 RUNTIME = [
@@ -76,12 +76,14 @@ RUNTIME = [
     "tlcache.runtime.foreign", "tlcache.runtime.foreign.accelerate", "tlcache.runtime.foreign.key",
     "tlcache.runtime.foreign.reach", "tlcache.runtime.foreign.text",
     "tlcache.runtime.foreign.outside", "tlcache.runtime.foreign.telling",
+    "tlcache.runtime.foreign.explaining",
     "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
     "ops.boundary", "ops.inputs", "ops.jit_cache", "ops.triton.rms_norm", "ops.kernels",
 ]  # fmt: skip
 COMPILE = [
     "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring",
     "tlcache.warm.replaying", "tlcache.warm.pretending", "tlcache.warm.preloaded",
+    "tlcache.warm.asking",
     "tlcache.runtime.foreign.kernel", "tlcache.runtime.foreign.template",
     "tlcache.runtime.foreign.deferring",
 ]  # fmt: skip

@@ -37,6 +37,7 @@ ANSWER = Answer(
     compile_seconds=1.5,
     versions={"tilelang": "0.1.15"},
     created="2026-01-01T00:00:00+00:00",
+    made_of={"argument M": "1", "value pkg.mod.BY": "2.0"},
 )
 WARMED = Warmed(ENTRY, ANSWER.library, call=KEY, reason=None, compile_seconds=1.5)
 
@@ -112,6 +113,7 @@ def test_fields_of_other_kinds_are_refused_and_nothing_else_happens(kind, field,
     assert os.path.basename(found.library.name) == found.library.name
     if isinstance(found, Answer):
         assert all(index >= 0 for index in found.outputs)
+        assert all(isinstance(value, str) for value in found.made_of.values())
 
 
 def test_the_calls_of_kernels_that_are_gone_are_swept_away(root):

@@ -52,6 +52,7 @@ class Answer(NamedTuple):
         compile_seconds: What its compile took, or its load from disk where that is all there was.
         versions: TileLang, tvm-ffi and platform.
         created: ISO 8601, UTC.
+        made_of: What its key was made of, as far as it is told apart; for `why`.
     """
 
     kernel: str
@@ -69,6 +70,7 @@ class Answer(NamedTuple):
     compile_seconds: float
     versions: Mapping[str, str]
     created: str
+    made_of: Mapping[str, str] = {}
 
     @property
     def key(self) -> str:
@@ -154,9 +156,11 @@ def _warmed(values: Mapping[str, Any]) -> Warmed:
 
 def _answer(values: Mapping[str, Any]) -> Answer:
     entry, library = _entry(values)
-    flags = values["compile_flags"]
+    flags, made_of = values["compile_flags"], values.get("made_of", {})
     if not isinstance(values["callee"], bool) or not isinstance(values["pass_configs"], dict):
         raise TypeError("its launch is not described")
+    if not isinstance(made_of, dict) or any(type(one) is not str for one in made_of.values()):
+        raise TypeError("what it was made of is not told by texts")
     return Answer(
         kernel=_str(values["kernel"]),
         title=_str(values["title"]),
@@ -173,6 +177,7 @@ def _answer(values: Mapping[str, Any]) -> Answer:
         compile_seconds=_seconds(values),
         versions={_str(k): _str(v) for k, v in values["versions"].items()},
         created=_str(values["created"]),
+        made_of=made_of,
     )
 
 

@@ -20,8 +20,8 @@ from tqdm import tqdm
 from tlcache.errors import CompileError, EnvironmentFault, TlcacheError
 from tlcache.spec import KernelSpec
 from tlcache.store import locks, roots
-from tlcache.warm import compiling, plan, pretending, replaying, toolchain
-from tlcache.warm.outcome import Outcome
+from tlcache.warm import asking, compiling, plan, pretending, replaying, toolchain
+from tlcache.warm.outcome import Outcome, Work
 from tlcache.warm.plan import Item
 from tlcache.warm.shapes import Wanted
 
@@ -39,7 +39,7 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
 
     Args:
         connection: Specs as JSON in, each with the key that TileLang is to have for it, or None,
-            and whether only to compare that; `Outcome`s back.
+            and what is to be done; `Outcome`s back.
         root: The cache root.
         scratch: A directory for what TileLang and the compilers leave behind; the parent removes
             it.
@@ -65,23 +65,30 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     while True:
         try:
             data: dict[str, Any]
-            data, wanted, compare = connection.recv()
+            data, wanted, work = connection.recv()
         except (EOFError, OSError):
             return
         if log is not None:
             os.ftruncate(log, 0)
         spec = KernelSpec.from_json(data)
-        outcome = _compared(spec, wanted) if compare else _outcome(spec, wanted, root, log)
+        if work == "compile":
+            outcome = _outcome(spec, wanted, root, log)
+        else:
+            outcome = _looked(spec, wanted, root, work)
         try:
             connection.send(outcome)
         except OSError:
             return
 
 
-def _compared(spec: KernelSpec, key: str | None) -> Outcome:
-    assert key is not None
+def _looked(spec: KernelSpec, key: str | None, root: str, work: Work) -> Outcome:
+    """What is found out without compiling."""
     try:
         with pretending.pretending(spec.target):
+            if work == "ask":
+                os.environ["TLCACHE_TRUST"] = "any"  # the root is a scratch, wherever that lies
+                return Outcome("asked", asked=asking.asked(spec, key, root))
+            assert key is not None
             replaying.compare(spec, key, targeted=True)
     except TlcacheError as error:
         return Outcome("failed", error=error.message, hint=error.hint)

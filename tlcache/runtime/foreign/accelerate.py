@@ -38,7 +38,8 @@ from tlcache.store import calls, layout, locks, record
 from tlcache.store.calls import Answer, Style
 from tlcache.store.trust import Trust
 
-__all__ = ["CHECK", "RESTORE", "Filed", "active", "filing", "refusals", "start", "stop", "wanted"]
+__all__ = ["CHECK", "RESTORE", "Filed", "active", "call", "filing", "refusals", "start", "stop"]
+__all__ += ["wanted"]
 
 RESTORE = "TLCACHE_RESTORE"
 """The environment variable that rules restoring out (0)."""
@@ -494,6 +495,15 @@ class _Call:
         return make
 
 
+def call(impl: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    """A call of `JITImpl.compile`, for `why`: nothing is made of it.
+
+    Raises:
+        Unseen: It cannot be restored.
+    """
+    return _Call(impl, args, kwargs)
+
+
 def _compiled(
     original: Callable[..., Any], impl: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -623,7 +633,7 @@ def _keep(call: _Call, kernel: Any, seconds: float) -> None:
 
 def _answer(call: _Call, kernel: Any, seconds: float) -> Answer:
     from tlcache.fingerprint import versions
-    from tlcache.runtime.foreign import telling
+    from tlcache.runtime.foreign import explaining, telling
 
     path = getattr(kernel, "_tilelang_cache_path", None)
     root = call.root
@@ -661,6 +671,7 @@ def _answer(call: _Call, kernel: Any, seconds: float) -> Answer:
         compile_seconds=round(seconds, 3),
         versions=versions(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        made_of=explaining.made_of(call),
     )
 
 

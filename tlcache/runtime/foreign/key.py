@@ -22,7 +22,7 @@ from tlcache.runtime.foreign import text
 from tlcache.runtime.foreign.reach import Finder, Unseen
 from tlcache.store import calls
 
-__all__ = ["Context", "context", "front", "key", "text_key"]
+__all__ = ["Context", "context", "environment", "front", "key", "text_key"]
 
 
 def front(function: Any, given: Mapping[str, Any], finder: Finder) -> str:
@@ -200,6 +200,12 @@ def _environment() -> str:
         said = "\n".join(f"{name}={found[name]}" for name in sorted(found))
         _known.update(plain=dict(plain or {}), forced=forced, said=said)
     return str(_known["said"])
+
+
+def environment() -> dict[str, str]:
+    """The environment variables that count, by name."""
+    said = _environment()
+    return dict(line.split("=", 1) for line in said.split("\n") if "=" in line)
 
 
 def _counts(name: str) -> bool:

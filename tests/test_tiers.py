@@ -68,7 +68,8 @@ STORE = [
     "tlcache.daemon.openapi", "tlcache.daemon.peers", "tlcache.daemon.reading",
     "tlcache.daemon.routes", "tlcache.daemon.schemas", "tlcache.daemon.served",
     "tlcache.daemon.server", "tlcache.daemon.serving", "tlcache.daemon.stream",
-    "tlcache.store.calls",
+    "tlcache.store.calls", "tlcache.store.answers", "tlcache.unrestored", "tlcache.warm.questions",
+    "tlcache.cli.warmed", "tlcache.cli.warming",
 ]  # fmt: skip
 RUNTIME = [
     "tlcache.runtime", "tlcache.runtime.hooks", "tlcache.runtime.recorder",
@@ -81,12 +82,14 @@ RUNTIME = [
     "tlcache.runtime.foreign.objects", "tlcache.runtime.foreign.place",
     "tlcache.runtime.foreign.source", "tlcache.runtime.foreign.stream",
     "tlcache.runtime.foreign.texts", "tlcache.runtime.foreign.trouble",
+    "tlcache.runtime.foreign.explaining",
     "ops.norms", "ops.activations", "ops.rotary", "ops.linear", "ops.op",
     "ops.boundary", "ops.inputs", "ops.jit_cache", "ops.triton.rms_norm", "ops.kernels",
 ]  # fmt: skip
 COMPILE = [
     "tlcache.warm.compiling", "tlcache.warm.worker", "tlcache.warm.measuring",
     "tlcache.warm.replaying", "tlcache.warm.pretending", "tlcache.warm.preloaded",
+    "tlcache.warm.asking",
     "tlcache.runtime.foreign.kernel", "tlcache.runtime.foreign.template",
     "tlcache.runtime.foreign.deferring", "tlcache.runtime.foreign.answering",
     "tlcache.runtime.foreign.hooked",

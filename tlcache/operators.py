@@ -19,7 +19,16 @@ from tlcache.errors import SpecError
 from tlcache.spec import KernelSpec, Value
 from tlcache.targets import Target
 
-__all__ = ["GROUP", "Operator", "WorkloadError", "get", "installed", "origins", "shapes_entry"]
+__all__ = [
+    "GROUP",
+    "Operator",
+    "WorkloadError",
+    "get",
+    "installed",
+    "origins",
+    "owns",
+    "shapes_entry",
+]
 
 GROUP = "tlcache.ops"
 
@@ -166,6 +175,13 @@ def installed() -> Mapping[str, Operator]:
                 )
             found[name] = operator
     return found
+
+
+def owns(kernel: str) -> bool:
+    """Whether a factory is an operator's, so that processes ask for its kernels by specs; a
+    program's own are asked for by calls.
+    """
+    return any(operator.kernel == kernel for operator in installed().values())
 
 
 def get(name: str) -> Operator:

@@ -22,9 +22,9 @@ from tlcache.closure import factory_digest
 from tlcache.spec import RECORD_SCHEMA, KernelSpec
 from tlcache.store import evictions, files, layout, record
 from tlcache.store.evictions import Eviction
-from tlcache.store.record import Record
+from tlcache.store.record import Located, Record
 
-__all__ = ["Cause", "Difference", "Kind", "Reader", "action_key"]
+__all__ = ["Cause", "Difference", "Kind", "Reader", "action_key", "family"]
 
 Kind = Literal[
     "hit",
@@ -44,6 +44,12 @@ Kind = Literal[
     "other root",
     "other target",
     "no record",
+    "python",
+    "default",
+    "output indices",
+    "unknown",
+    "not restorable",
+    "failed",
 ]
 
 
@@ -75,6 +81,7 @@ class Cause:
         nearest: The key of that record.
         root: Where that record is.
         loadable: Whether its library is there and sound, so that it would have been a hit.
+        hint: What to do about it, where that is known.
     """
 
     spec: KernelSpec
@@ -85,6 +92,7 @@ class Cause:
     nearest: str | None = None
     root: str | None = None
     loadable: bool | None = None
+    hint: str | None = None
 
 
 def action_key(
@@ -143,14 +151,16 @@ class Reader:
             return Cause(spec, key, "damaged", f"its record {path} fails its checksum")
         if record.sound_library(root, found) is not None:
             return Cause(spec, key, "hit", "it is there", root=None if root == self.root else root)
-        return self._without_library(root, spec, found)
+        return self.without_library(root, spec, found)
 
-    def _without_library(self, root: str, spec: KernelSpec, found: Record) -> Cause:
-        """It has a record, and its library is not the one that the record is of."""
-        key = found.action_key
+    def without_library(
+        self, root: str, spec: KernelSpec, found: Located, what: str = "its record"
+    ) -> Cause:
+        """It has a record, or a call, and its library is not the one that this is of."""
+        key = spec.action_key()
         path = os.path.join(root, found.entry, found.library.name)
         if os.path.lexists(path):
-            told = f"its library {path} is not what its record says: "
+            told = f"its library {path} is not what {what} says: "
             try:
                 size = os.path.getsize(path)
                 told += (
@@ -161,24 +171,24 @@ class Reader:
             except OSError as error:
                 told += (error.strerror or str(error)).lower()
             return Cause(spec, key, "damaged", told)
-        gone = self._eviction(key, found.entry)
+        gone = self.eviction(key, found.entry)
         if gone is not None:
-            return Cause(spec, key, "evicted", _evicted(gone))
+            return Cause(spec, key, "evicted", gone)
         if os.path.isdir(os.path.join(root, found.entry)):
             return Cause(spec, key, "damaged", f"its entry lacks its library {path}")
         return Cause(
             spec,
             key,
             "vanished",
-            f"it has a record, and its entry {found.entry} is not there: somebody deleted it, or "
+            f"{what} is there, and its entry {found.entry} is not: somebody deleted it, or "
             "TileLang did, which removes an entry that it cannot load",
         )
 
     def _missing(self, spec: KernelSpec, key: str) -> Cause:
         """It has no record."""
-        gone = self._eviction(key, None)
+        gone = self.eviction(key, None)
         if gone is not None:
-            return Cause(spec, key, "evicted", _evicted(gone))
+            return Cause(spec, key, "evicted", gone)
         nearest: Cause | None = None
         for several in (self._roots, self._other_roots()):
             if nearest is not None and nearest.kind != "other target":
@@ -235,7 +245,7 @@ class Reader:
         if one.source_digest != digest:
             found.append(Difference("source", one.source_digest[:12], digest[:12]))
         if one.spec.target != spec.target:
-            same = _family(one.spec.target.name) == _family(spec.target.name)
+            same = family(one.spec.target.name) == family(spec.target.name)
             kind: Kind = "target spelling" if same else "other target"
             found.append(Difference(kind, one.spec.target.name, spec.target.name))
         for kind, field in _FIELDS:
@@ -287,17 +297,20 @@ class Reader:
             self._others = sorted(found - set(self._roots))
         return self._others
 
-    def _eviction(self, key: str, entry: str | None) -> Eviction | None:
-        """When a kernel was deleted, by its record's key or by its entry."""
+    def eviction(self, key: str, entry: str | None) -> str | None:
+        """When and why a kernel was deleted, by its record's key or by its entry's path or name;
+        None where it was not.
+        """
         if self._evicted is None:
             self._evicted = {}
             for root in reversed(self._roots):
                 for one in reversed(evictions.recent(root)):
                     if one.kind == "kernel":
-                        self._evicted[one.path] = one
+                        self._evicted[one.path] = self._evicted[one.key] = one
                     if one.action_key is not None:
                         self._evicted[one.action_key] = one
-        return self._evicted.get(key) or (self._evicted.get(entry) if entry else None)
+        gone = self._evicted.get(key) or (self._evicted.get(entry) if entry else None)
+        return None if gone is None else _evicted(gone)
 
 
 def _read(root: str, kernel: str) -> Iterable[Record]:
@@ -341,7 +354,7 @@ def _apart(one: KernelSpec, other: KernelSpec) -> set[str]:
     }
 
 
-def _family(target: str) -> str:
+def family(target: str) -> str:
     """What targets have in common that mean one GPU: `sm_90`, `sm_90a`, and a dict with it."""
     match = re.search(r"sm_\d+", target)
     return match[0] if match else target

@@ -299,6 +299,8 @@ def test_json_is_all_of_stdout_and_says_what_became_of_each_kernel(warm, copied,
         "bytes": 0,
         "error": None,
         "hint": None,
+        "way": "record",
+        "reason": None,
     }
     assert [(kernel["workload"]["M"], kernel["status"]) for kernel in told["kernels"]] == [
         *((2, "missing"), (3, "missing"), (2, "present"), (3, "missing")),

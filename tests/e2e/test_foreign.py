@@ -47,6 +47,10 @@ def replayed(program, tlcache, tmp_path, name: str, target: str, spelled: str) -
     assert warmed.code == 0, warmed.err + warmed.out
     assert {kernel["status"] for kernel in warmed.json["kernels"]} <= {"compiled", "unrecorded"}
     assert len(warmed.json["kernels"]) == len(document["workloads"])
+    asked = tlcache("why", *warm[1:], timeout=600)
+    assert asked.code == 0, asked.out + asked.err
+    told = {one["kernel"]: one["cause"] for one in asked.json["kernels"]}
+    assert set(told.values()) <= {"hit", "not restorable"}, told
     again = program(name, "second", *STRICT, "--record", str(record), target=target)
     assert again.code == 0, again.err
     assert again.out.splitlines()[-1] == "done"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlcache.store import calls, own_files, record, scan
-from tlcache.store.calls import Answer, Style
+from tlcache.store.calls import Answer, Style, Warmed
 from tlcache.store.record import Library
 from tlcache.store.trust import Trust
 
@@ -37,7 +37,9 @@ ANSWER = Answer(
     compile_seconds=1.5,
     versions={"tilelang": "0.1.15"},
     created="2026-01-01T00:00:00+00:00",
+    made_of='{"argument M": "1", "value pkg.mod.BY": "2.0"}',
 )
+WARMED = Warmed(ENTRY, ANSWER.library, call=KEY, reason=None, compile_seconds=1.5)
 
 
 @pytest.fixture
@@ -51,6 +53,11 @@ def test_what_was_written_is_read_back(root):
     calls.write_answer(root, OTHER, ANSWER)
     assert calls.read_style(root, KEY, trust) == STYLE
     assert calls.read_answer(root, OTHER, trust) == ANSWER
+    calls.write_warmed(root, "c" * 64, WARMED)
+    assert calls.read_warmed(root, "c" * 64) == WARMED
+    assert calls.read_warmed(root, OTHER) is None and calls.is_sound(root, OTHER)
+    assert not calls.is_sound(root, KEY) and not calls.is_sound(root, "c" * 64)
+    os.unlink(calls.path_of(root, "c" * 64))
     assert ANSWER.key == "c" * 64
     # One is not the other, and a file under another name is nobody's.
     assert calls.read_answer(root, KEY, trust) is None
@@ -86,33 +93,37 @@ json_values = st.recursive(
     ),
     max_leaves=8,
 )
-FIELDS = [*Answer._fields, "schema", "key", "kind", "mode", "matcher", "buffers"]
+FIELDS = [*Answer._fields, "schema", "key", "kind", "mode", "matcher", "buffers", "call", "reason"]
 
 
-@given(st.sampled_from(["style", "kernel"]), st.sampled_from(FIELDS), json_values)
+@given(st.sampled_from(["style", "kernel", "warmed"]), st.sampled_from(FIELDS), json_values)
 def test_fields_of_other_kinds_are_refused_and_nothing_else_happens(kind, field, value):
     one = {**ANSWER._asdict(), "library": ANSWER.library._asdict(), "schema": 1, "key": KEY}
     style = {"mode": STYLE.mode, "matcher": STYLE.matcher, "buffers": dict(STYLE.buffers)}
-    data = json.loads(json.dumps({**one, **style, "kind": kind, field: value}))
+    told = {"call": KEY, "reason": None}
+    data = json.loads(json.dumps({**one, **style, **told, "kind": kind, field: value}))
     try:
         _, found = calls.decode(record.encode(data))
     except ValueError:
         return
-    if isinstance(found, Answer):
-        assert not os.path.isabs(found.entry) and ".." not in found.entry.split("/")
-        assert os.path.basename(found.library.name) == found.library.name
-        assert all(index >= 0 for index in found.outputs)
-    else:
+    if isinstance(found, Style):
         assert found.mode in ("lazy", "eager")
+        return
+    assert not os.path.isabs(found.entry) and ".." not in found.entry.split("/")
+    assert os.path.basename(found.library.name) == found.library.name
+    if isinstance(found, Answer):
+        assert all(index >= 0 for index in found.outputs)
+        assert all(isinstance(value, str) for value in found.ingredients.values())
 
 
 def test_the_calls_of_kernels_that_are_gone_are_swept_away(root):
     calls.write_style(root, OTHER, STYLE)
     calls.write_answer(root, KEY, ANSWER)
+    calls.write_warmed(root, "d" * 64, WARMED)
     os.makedirs(os.path.join(root, ENTRY))
     assert calls.sweep(root) == 0
     os.rmdir(os.path.join(root, ENTRY))
-    assert calls.sweep(root) == 1
+    assert calls.sweep(root) == 2
     assert [key for key, _ in calls.all_of(root)] == [OTHER]
 
 

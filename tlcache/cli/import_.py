@@ -31,6 +31,7 @@ _SPOKEN = {
     "schedule": ("schedule", "schedules"),
     "closure": ("closure", "closures"),
     "call": ("call", "calls"),
+    "warmed": ("note of a warm", "notes of a warm"),
     "style": ("calling convention", "calling conventions"),
     "text": ("analysis", "analyses"),
 }

@@ -10,7 +10,7 @@ import click
 
 from tlcache.cli import options, render
 from tlcache.errors import KernelError, UsageError
-from tlcache.store import described, entry, roots, scan, select, sources
+from tlcache.store import calls, described, entry, layout, roots, scan, select, sources
 from tlcache.store.entry import Entry
 from tlcache.store.record import Record
 
@@ -166,10 +166,17 @@ def _bare(one: Entry) -> list[tuple[str, Any]]:
     for index, bare in enumerate(one.params or ()):
         facts.append((f"param {index}", f"{bare.dtype} {_shape(bare.shape)}"))
     if one.place.kind == "kernel":
-        facts.append(
-            ("record", "none: `tlcache warm` did not make it, so only TileLang can load it")
-        )
+        facts.append(("record", f"none: {_without_record(one)}"))
     return facts
+
+
+def _without_record(one: Entry) -> str:
+    """How processes get a kernel that has no record."""
+    path = os.fspath(one.place.path)
+    held = layout.holding(os.path.join(path, "a file"))
+    if held is not None and os.path.relpath(path, held[0]) in calls.uses(held[0]):
+        return "it is restored by what its call means"
+    return "only TileLang itself can load it"
 
 
 def _recorded(filed: Record, sound: bool) -> list[tuple[str, Any]]:

@@ -114,8 +114,10 @@ class Share:
 
         keys = [
             item.action_key
-            for item, status in zip(items, statuses, strict=True)
-            if status in ("compiled", "present")
+            for item in items
+            if (outcome := item.outcome) is not None
+            and outcome.status in ("compiled", "present")
+            and outcome.entry is None  # it has a record
         ]
         choice = replace(choosing.by_keys(os.path.abspath(root), keys), part=self.part)
         url = remote.below(self.place, self.part.file)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shlex
-import sys
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
+from tlcache import operators
 from tlcache import targets as target_names
 from tlcache.cli import options, render
 from tlcache.errors import TargetError, UsageError
 from tlcache.store import roots, schedules
 from tlcache.store.trust import Trust
 from tlcache.targets import CPU, Target
-from tlcache.warm import shapes
+from tlcache.unrestored import Calls
+from tlcache.warm import plan, questions, shapes
 from tlcache.warm.shapes import Shapes, Wanted
 from tlcache.why import Cause, Reader
 
@@ -66,19 +68,28 @@ def command(
             hint="a document has its schedules in its workloads",
         )
     document = shapes.load(path) if path is not None else _document(workload, schedule)
+    shapes.have_found(document)  # as for `warm`: factories of the project at hand
     source = path or _LINE
     places = roots.chain(cache_dir)
     root = places[0]
     for place in places:
         if place.exists():
             Trust(place).check_root()
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # as for `warm`: factories of the project at hand
     chosen = _targets(document, source, spellings)
     wanted = shapes.expand(document, source, chosen, schedules.Chooser(root, (), places[1:]))
     logging.getLogger("tlcache").setLevel(logging.ERROR)  # what is damaged is told below
     reader = Reader(root, places[1:])
-    causes = [(one, reader.cause(one.spec)) for one in wanted]
+    told = questions.answers(wanted)
+    own = Calls(places, reader)
+    causes = [
+        (
+            one,
+            own.cause(one.spec, told[one.spec], one.key)
+            if one.spec in told
+            else reader.cause(one.spec),
+        )
+        for one in wanted
+    ]
     counts = Counter(cause.kind for _, cause in causes)
     if json_wanted:
         render.emit_json(
@@ -89,8 +100,21 @@ def command(
             }
         )
     else:
-        _print(causes, counts, path, spellings, cache_dir)
-    return 0 if counts["hit"] == len(causes) else 1
+        _print(causes, path, spellings, cache_dir, _not_planned(causes, places))
+    return 1 if any(map(_is_missing, (cause for _, cause in causes))) else 0
+
+
+def _is_missing(cause: Cause) -> bool:
+    """Whether a start has to compile it, or to trace what could have been restored."""
+    return cause.kind != "hit" and not (cause.kind == "not restorable" and cause.loadable)
+
+
+def _not_planned(causes: list[tuple[Wanted, Cause]], places: Sequence[Path]) -> int:
+    """How many of those that are missing a warm would take for present."""
+    missing = [
+        one for one, cause in causes if _is_missing(cause) and not operators.owns(one.spec.kernel)
+    ]
+    return sum(item.outcome is not None for item in plan.make(missing, places))
 
 
 def _document(workload: tuple[str, ...], schedule: tuple[str, ...]) -> Shapes:
@@ -165,33 +189,49 @@ def _as_json(one: Wanted, cause: Cause) -> dict[str, Any]:
         "nearest": cause.nearest,
         "root": cause.root,
         "loadable": cause.loadable,
+        "hint": cause.hint,
     }
 
 
 def _print(
     causes: list[tuple[Wanted, Cause]],
-    counts: Counter[Any],
     path: str | None,
     spellings: tuple[str, ...],
     cache_dir: str | None,
+    not_planned: int,
 ) -> None:
-    missing = [cause for _, cause in causes if cause.kind != "hit"]
-    for cause in missing:
+    """Say the causes, and what to do about them; no warm would make `not_planned` of them."""
+    told = [cause for _, cause in causes if cause.kind != "hit"]
+    missing = [cause for cause in told if _is_missing(cause)]
+    for cause in told:
         click.echo(f"{cause.kind:<17}{cause.spec}")
         click.echo(f"{'':<17}{cause.detail}")
+    traced = len(told) - len(missing)
     if not missing:
-        render.note(f"{render.count(len(causes), 'kernel')}, all there")
+        note = f", of which TileLang traces {traced:,} at each start" if traced else ""
+        render.note(f"{render.count(len(causes), 'kernel')}, all there{note}")
         return
-    told = " · ".join(f"{kind} {count:,}" for kind, count in counts.items() if kind != "hit")
+    counts = Counter(cause.kind for cause in missing)
+    named = " · ".join(f"{kind} {count:,}" for kind, count in counts.items())
     are = "is" if len(missing) == 1 else "are"
+    note = f"; TileLang traces {traced:,} more at each start" if traced else ""
     render.note(
-        f"\n{len(missing):,} of {render.count(len(causes), 'kernel')} {are} missing: {told}"
+        f"\n{len(missing):,} of {render.count(len(causes), 'kernel')} {are} missing: {named}{note}"
     )
-    if path is not None:
+    for hint in dict.fromkeys(cause.hint for cause in missing if cause.hint is not None):
+        render.note(f"\nhint: {hint}")
+    warmable = sum(cause.hint is None and cause.kind != "failed" for cause in missing)
+    warmable -= not_planned
+    if path is not None and warmable > 0:
         words = ["tlcache", "warm", "--shapes", path]
         for spelling in spellings:
             words += ["--target", spelling]
         words += ["--cache-dir", cache_dir] if cache_dir is not None else []
         render.note(f"\nhint: `{shlex.join(words)}` compiles what is missing, and only that")
+    if not_planned:
+        render.note(
+            "hint: a start of the program by `tlcache run` files the calls of kernels that were "
+            "compiled already"
+        )
     if counts["damaged"]:
         render.note("hint: `tlcache verify --repair` takes what is damaged out of the way")

@@ -1,6 +1,7 @@
 """What the calls of a program's own `@tilelang.jit` functions were compiled into, on disk.
 
-    <root>/tlcache/calls/<2 hex>/<key>.json     a call's kernel, or how a function is to be called
+    <root>/tlcache/calls/<2 hex>/<key>.json     a call's kernel; or how a function is to be called;
+                                                or, by an action key, what a warm came to
     <root>/tlcache/texts/<2 hex>/<key>.json     the analyses of the functions of one source file
 
 Each is one small file with a checksum, like a record (`record.py`), but named by a key that only a
@@ -17,95 +18,22 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from tlcache.store import files, layout, record
-from tlcache.store.record import Library
+from tlcache.store.answers import SCHEMA, Answer, Style, Warmed, decode, told
 from tlcache.store.trust import Trust
 
-__all__ = [
-    "SCHEMA",
-    "UNUSED",
-    "Answer",
-    "Style",
-    "all_of",
-    "decode",
-    "path_of",
-    "read_answer",
-    "read_style",
-]
-__all__ += ["read_texts", "sweep", "told", "used", "uses", "write_answer", "write_style"]
-__all__ += ["write_texts"]
+__all__ = ["SCHEMA", "UNUSED", "Answer", "Style", "Warmed", "all_of", "decode", "is_sound"]
+__all__ += ["path_of", "read_answer", "read_style", "read_texts", "read_warmed", "sweep", "told"]
+__all__ += ["used", "uses", "write_answer", "write_style", "write_texts", "write_warmed"]
 
 _log = logging.getLogger(__name__)
-
-SCHEMA = 1
-"""Version of these files; part of every key, so another one is a miss."""
 
 UNUSED = 30 * 86_400
 """Seconds after which what belongs to no kernel, and can be made again in less than one, goes."""
 
-
-class Style(NamedTuple):
-    """How a function is called: what TileLang finds out by making its kernel once.
-
-    Attributes:
-        mode: `lazy` (it returns a kernel) or `eager` (it launches one).
-        matcher: The constants of an eager function, in order: name, parameter, `shape` or `stride`,
-            axis. None for a lazy one.
-        buffers: Of an eager function, each parameter's dtype and its number of axes.
-    """
-
-    mode: str
-    matcher: tuple[tuple[str, str, str, int], ...] | None
-    buffers: Mapping[str, tuple[str, int]]
-
-
-class Answer(NamedTuple):
-    """The kernel that a call means.
-
-    Attributes:
-        kernel: The factory's import path, like `package.module:function`; for people.
-        title: The kernel in short.
-        entry: TileLang's entry directory, relative to the cache root; its name is TileLang's key.
-        library: The library in it.
-        backend: TileLang's execution backend.
-        target: What it is compiled for, as TVM says it.
-        inputs: How many arguments it is launched with.
-        outputs: Which of its parameters it returns.
-        callee: Whether it allocates them itself.
-        signature: Its prim_func without a body, as TVM's JSON; empty where a launch needs none.
-        pass_configs: What it was compiled with.
-        compile_flags: What it was compiled with.
-        compile_seconds: What its compile took, or its load from disk where that is all there was.
-        versions: TileLang, tvm-ffi and platform.
-        created: ISO 8601, UTC.
-    """
-
-    kernel: str
-    title: str
-    entry: str
-    library: Library
-    backend: str
-    target: str
-    inputs: int
-    outputs: tuple[int, ...]
-    callee: bool
-    signature: str
-    pass_configs: Mapping[str, Any]
-    compile_flags: tuple[str, ...] | None
-    compile_seconds: float
-    versions: Mapping[str, str]
-    created: str
-
-    @property
-    def key(self) -> str:
-        """TileLang's key."""
-        return os.path.basename(self.entry)
-
-
 _T = TypeVar("_T")
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def path_of(root: str | os.PathLike[str], key: str, folder: str = "calls") -> str:
@@ -133,117 +61,12 @@ def _listed(path: str) -> list[str]:
 # --- reading ---
 
 
-def decode(data: bytes) -> tuple[str, Style | Answer]:
-    """The key and content of a file's bytes.
-
-    Raises:
-        ValueError: They are not a sound file.
-    """
-    key, values = _opened(data)
-    try:
-        return key, (_style if values["kind"] == "style" else _answer)(values)
-    except _DAMAGE as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-def told(folder: str, name: str, data: bytes) -> Style | Answer | None:
-    """What a file holds; None for one of `texts`, whose content only its readers understand.
-
-    Args:
-        folder: `calls` or `texts`.
-        name: Its name, which has to be that of its key.
-        data: Its bytes.
-
-    Raises:
-        ValueError: It is no sound file of that folder and name.
-    """
-    key, found = (_opened(data)[0], None) if folder == "texts" else decode(data)
-    if name != f"{key}.json":
-        raise ValueError("it is filed under another key than its own")
-    return found
-
-
-def _opened(data: bytes) -> tuple[str, Mapping[str, Any]]:
-    try:
-        values = record.contents(data)
-        if values["schema"] != SCHEMA or values["schema"] is True:
-            raise ValueError(f"schema {values['schema']!r}")
-        return _str(values["key"]), values
-    except _DAMAGE as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-def _style(values: Mapping[str, Any]) -> Style:
-    matcher = values["matcher"]
-    if matcher is not None:
-        matcher = tuple(
-            (_str(name), _str(param), _one_of(kind, "shape", "stride"), _count(axis))
-            for name, param, kind, axis in matcher
-        )
-    buffers = {_str(k): (_str(v[0]), _count(v[1])) for k, v in values["buffers"].items()}
-    if any(
-        param not in buffers or axis >= buffers[param][1] for _, param, _, axis in matcher or ()
-    ):
-        raise ValueError("a constant is of no parameter")
-    return Style(_one_of(values["mode"], "lazy", "eager"), matcher, buffers)
-
-
-def _answer(values: Mapping[str, Any]) -> Answer:
-    entry, library = _str(values["entry"]), values["library"]
-    if os.path.isabs(entry) or not entry or ".." in entry.split("/"):
-        raise ValueError(f"the entry {entry!r} is not below the root")
-    name = _str(library["name"])
-    if name != os.path.basename(name) or name in ("", ".", ".."):
-        raise ValueError(f"the library's name {name!r} is a path")
-    flags = values["compile_flags"]
-    seconds = values["compile_seconds"]
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
-        raise ValueError(f"{seconds!r} is no duration")
-    if not isinstance(values["callee"], bool) or not isinstance(values["pass_configs"], dict):
-        raise TypeError("its launch is not described")
-    return Answer(
-        kernel=_str(values["kernel"]),
-        title=_str(values["title"]),
-        entry=entry,
-        library=Library(name, _count(library["size"]), _str(library["sha256"])),
-        backend=_one_of(values["backend"], "tvm_ffi", "cython"),
-        target=_str(values["target"]),
-        inputs=_count(values["inputs"]),
-        outputs=tuple(map(_count, values["outputs"])),
-        callee=values["callee"],
-        signature=_str(values["signature"]),
-        pass_configs=values["pass_configs"],
-        compile_flags=None if flags is None else tuple(map(_str, flags)),
-        compile_seconds=float(seconds),
-        versions={_str(k): _str(v) for k, v in values["versions"].items()},
-        created=_str(values["created"]),
-    )
-
-
-def _str(value: object) -> str:
-    if not isinstance(value, str) or "\0" in value:
-        raise TypeError(f"{value!r} is not a text")
-    return value
-
-
-def _one_of(value: object, *allowed: str) -> str:
-    if value not in allowed:
-        raise ValueError(f"{value!r} is none of {', '.join(allowed)}")
-    return str(value)
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is not a count")
-    return value
-
-
 def _read(
-    root: str, key: str, trust: Trust, folder: str, made_of: Callable[[bytes], _T]
+    root: str, key: str, trust: Trust | None, folder: str, made_of: Callable[[bytes], _T]
 ) -> _T | None:
     path = path_of(root, key, folder)
     try:
-        data = trust.read(path)
+        data = files.read(path) if trust is None else trust.read(path)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             _log.warning("%s cannot be read: %s", path, error)
@@ -273,6 +96,20 @@ def read_answer(root: str, key: str, trust: Trust) -> Answer | None:
     """
     found = _read(root, key, trust, "calls", decode)
     return found[1] if found and found[0] == key and isinstance(found[1], Answer) else None
+
+
+def read_warmed(root: str, action_key: str) -> Warmed | None:
+    """What a warm came to, or None where none has; of a file that anybody may have written, so that
+    nothing may be loaded for it.
+    """
+    found = _read(root, action_key, None, "calls", decode)
+    return found[1] if found and found[0] == action_key and isinstance(found[1], Warmed) else None
+
+
+def is_sound(root: str | os.PathLike[str], key: str) -> bool:
+    """Whether the file of a call is there and sound; what it says need not be trusted."""
+    found = _read(os.fspath(root), key, None, "calls", decode)
+    return found is not None and found[0] == key and isinstance(found[1], Answer)
 
 
 def read_texts(root: str, key: str, trust: Trust) -> dict[str, Any]:
@@ -311,6 +148,16 @@ def write_answer(root: str, key: str, answer: Answer) -> None:
     _write(root, key, "calls", kind="kernel", **values)
 
 
+def write_warmed(root: str, action_key: str, warmed: Warmed) -> None:
+    """File what a warm came to.
+
+    Raises:
+        CacheRootError: The root cannot be written.
+    """
+    values = {**warmed._asdict(), "library": warmed.library._asdict()}
+    _write(root, action_key, "calls", kind="warmed", **values)
+
+
 def write_texts(root: str, key: str, texts: Mapping[str, Any]) -> None:
     """File the analyses of a source file's functions.
 
@@ -329,7 +176,7 @@ def _write(root: str, key: str, folder: str, **values: Any) -> None:
 
 
 def sweep(root: str | os.PathLike[str]) -> int:
-    """Take away the calls whose kernels are gone, which are misses and only take room, and what was
+    """Take away the files whose kernels are gone, which are misses and only take room, and what was
     not used for `UNUSED` seconds of what belongs to no kernel; returns how many went. To be called
     while nobody files one.
     """
@@ -338,10 +185,10 @@ def sweep(root: str | os.PathLike[str]) -> int:
     for _, path in all_of(root):
         try:
             _, found = decode(files.read(path, unseen=True))
-            if isinstance(found, Answer):
-                dead = not os.path.lexists(os.path.join(root, found.entry))
-            else:
+            if isinstance(found, Style):
                 dead = os.stat(path).st_mtime < oldest
+            else:
+                dead = not os.path.lexists(os.path.join(root, found.entry))
             gone += _unlinked(path) if dead else 0
         except (OSError, ValueError):
             pass  # `verify` tells of it

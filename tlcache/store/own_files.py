@@ -202,7 +202,7 @@ class _Judging:
         if folder == "texts":
             return None
         _, found = calls.decode(data)
-        return self._entry(found) if isinstance(found, calls.Answer) else None
+        return None if isinstance(found, calls.Style) else self._entry(found)
 
     def _entry(self, found: record.Located) -> Fault | None:
         """Whether a record's entry is there, and its library what the record says."""

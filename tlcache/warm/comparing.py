@@ -78,7 +78,7 @@ def verdicts(
             root,
             jobs=min(jobs or pool.default_jobs(), len(todo)),
             keys=[one.key for _, one in todo],
-            compare=True,
+            work="compare",
         ):
             if outcome.status != "same":
                 found[todo[index][0]] = _verdict(outcome.error or "unknown", outcome.hint)

@@ -24,10 +24,13 @@ from tlcache.errors import CacheRootError, CompileError, FactoryError, TlcacheEr
 from tlcache.fingerprint import versions
 from tlcache.runtime import ownership
 from tlcache.runtime.foreign import accelerate
+from tlcache.runtime.foreign.mode import Filed
 from tlcache.spec import KernelSpec
-from tlcache.store import closures, layout, locks, record
+from tlcache.store import calls, closures, layout, locks, record
+from tlcache.store.answers import Warmed
 from tlcache.store.record import Dynamic, Launch, Library, Param, Record
 from tlcache.warm import replaying, toolchain
+from tlcache.warm.outcome import Way
 
 __all__ = ["Built", "build", "compiler_says"]
 
@@ -45,6 +48,9 @@ class Built:
         seconds: What it took, elaboration included.
         record: The record that was written; None where the kernel cannot be restored without
             TileLang.
+        fault: Why nothing could be written.
+        way: How a process gets the kernel.
+        reason: Why a program's own call does not restore it.
     """
 
     kernel: Any
@@ -52,6 +58,8 @@ class Built:
     seconds: float
     record: Record | None
     fault: CacheRootError | None = None
+    way: Way = "tilelang"
+    reason: str | None = None
 
 
 def build(
@@ -83,7 +91,7 @@ def build(
         raise fault
     start = time.perf_counter()
     try:
-        with nullcontext() if keep else _uncached(), ownership.own(), _filing(spec, keep):
+        with nullcontext() if keep else _uncached(), ownership.own(), _filing(spec, keep) as filed:
             kernel = replaying.kernel(spec, key, targeted=targeted)
     except TlcacheError:
         raise
@@ -108,20 +116,53 @@ def build(
             made = _record(spec, kernel, seconds, root)
             if made is not None:
                 record.write(root, made)
+            warmed = None if filed is None else _warmed(kernel, filed, seconds, root)
+            if warmed is not None:
+                calls.write_warmed(os.fspath(root), spec.action_key(), warmed)
         if made is not None:
             closures.remember(os.fspath(root), spec.kernel)
     except CacheRootError as error:
         _log.warning("%s", error.message)
         return Built(kernel, origin, seconds, None, error)
-    return Built(kernel, origin, seconds, made)
+    if filed is None:
+        return Built(kernel, origin, seconds, made, way="record" if made else "tilelang")
+    by_call = warmed is not None and warmed.call is not None
+    return Built(
+        kernel,
+        origin,
+        seconds,
+        made,
+        way="call" if by_call else "tilelang",
+        reason=warmed.reason if warmed is not None else None,
+    )
 
 
-def _filing(spec: KernelSpec, keep: bool) -> AbstractContextManager[None]:
+def _filing(spec: KernelSpec, keep: bool) -> AbstractContextManager[Filed | None]:
     """What is made of a program's own function is filed by its call, too: the program asks by that,
     not by a spec.
     """
-    ours = any(operator.kernel == spec.kernel for operator in operators.installed().values())
-    return nullcontext() if ours or not keep else accelerate.filing()
+    if operators.owns(spec.kernel) or not keep:
+        return nullcontext()
+    return accelerate.filing()
+
+
+def _warmed(
+    kernel: Any, filed: Filed, seconds: float, root: str | os.PathLike[str]
+) -> Warmed | None:
+    """What came of a kernel of a program's own; None where TileLang kept nothing of it."""
+    path = getattr(kernel, "_tilelang_cache_path", None)
+    name = _LIBRARIES.get(kernel.execution_backend, "manifest.json")
+    if path is None or (entry := os.path.relpath(path, root)).startswith(os.pardir):
+        return None
+    call = filed.calls.get(os.path.basename(path))
+    reason = None
+    if call is None:
+        reason = filed.refused[-1] if filed.refused else "`tilelang.compile` of a prim_func"
+    try:
+        library = record.library_at(path, name)
+    except OSError:
+        return None
+    return Warmed(entry, library, call, reason, round(seconds, 3))
 
 
 @contextmanager

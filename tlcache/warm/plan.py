@@ -5,11 +5,14 @@ Invariant: planning writes nothing and imports neither torch nor TileLang.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tlcache.store import record
+from tlcache import operators
+from tlcache.store import calls, record
+from tlcache.store.record import Record
 from tlcache.warm import toolchain
 from tlcache.warm.outcome import Outcome
 from tlcache.warm.shapes import Wanted
@@ -42,11 +45,39 @@ def make(wanted: Iterable[Wanted], roots: Sequence[Path]) -> list[Item]:
 def look(items: Iterable[Item], roots: Sequence[Path]) -> None:
     """Settle the kernels that are there, of those that are not settled yet."""
     for item in items:
+        own = not operators.owns(item.wanted.spec.kernel)
         for root in roots if item.outcome is None else ():
             found = record.read(root, item.action_key, spec=item.wanted.spec)
-            if found is not None and record.present(root, found, item.wanted.key):
-                item.outcome = Outcome("present", saved_seconds=found.compile_seconds)
+            there = found is not None and record.present(root, found, item.wanted.key)
+            if own:
+                item.outcome = _own(item, root, found if there else None, root == roots[0])
+            elif there and found is not None:
+                item.outcome = Outcome("present", saved_seconds=found.compile_seconds, way="record")
+            if item.outcome is not None:
                 break
+
+
+def _own(item: Item, root: Path, found: Record | None, first: bool) -> Outcome | None:
+    """What of a program's own kernel is in a root: with what a warm came to, if one did. Calls are
+    restored from the first root alone.
+    """
+    warmed = calls.read_warmed(os.fspath(root), item.action_key)
+    if warmed is not None and item.wanted.key in (None, os.path.basename(warmed.entry)):
+        there = warmed.call is None or calls.is_sound(root, warmed.call)
+        if there and (found is not None or record.sound_library(root, warmed) is not None):
+            reason = warmed.reason if warmed.call is None or first else "calls of a lower root"
+            return Outcome(
+                "present",
+                saved_seconds=warmed.compile_seconds,
+                entry=None if found is not None else warmed.entry,
+                way="call" if reason is None else "tilelang",
+                reason=reason,
+            )
+        if not there:
+            return None
+    if found is None:
+        return None
+    return Outcome("present", saved_seconds=found.compile_seconds)
 
 
 def without_toolchain(items: Iterable[Item]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from tlcache.spec import KernelSpec
 from tlcache.store import roots
-from tlcache.warm.outcome import Outcome
+from tlcache.warm.outcome import Outcome, Work
 
 __all__ = ["default_jobs", "run"]
 
@@ -83,11 +83,10 @@ def run(
     timeout: float | None = None,
     fail_fast: bool = False,
     quiet: bool = True,
-    compare: bool = False,
+    work: Work = "compile",
     on_start: Callable[[int], None] = lambda index: None,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Compile specs, or see whether they are the kernels of their keys; yield each one's index and
-    outcome as it ends.
+    """Compile specs, or ask something else of them; yield each one's index and outcome as it ends.
 
     Args:
         specs: What to compile.
@@ -97,7 +96,7 @@ def run(
         timeout: Seconds for one kernel; then its worker and its compilers are killed.
         fail_fast: Stop at the first failure; the rest has no outcome.
         quiet: Throw away what TileLang and the compilers print.
-        compare: Compile nothing: see whether a replay comes to the key.
+        work: What the workers do.
         on_start: Told the index of each spec as it is handed to a worker.
     """
     # The fork server imports TileLang, which looks at it; of layers, too, it is this root alone.
@@ -116,7 +115,7 @@ def run(
                     worker.task, worker.started = waiting.popleft(), time.monotonic()
                     on_start(worker.task)
                     key = keys[worker.task] if keys is not None else None
-                    _send(worker, specs[worker.task], key, compare)
+                    _send(worker, specs[worker.task], key, work)
             for worker in _ready(workers, timeout):
                 index, outcome = worker.task, _received(worker, timeout)
                 worker.task = None
@@ -171,9 +170,9 @@ def _serve(pipe: Any, root: str, scratch: str, quiet: bool) -> None:
     worker.serve(pipe, root, scratch, quiet)
 
 
-def _send(worker: _Worker, spec: KernelSpec, key: str | None, compare: bool) -> None:
+def _send(worker: _Worker, spec: KernelSpec, key: str | None, work: Work) -> None:
     try:
-        worker.pipe.send((spec.to_json(), key, compare))
+        worker.pipe.send((spec.to_json(), key, work))
     except OSError:
         pass  # it died; its sentinel says so at the next wait
 

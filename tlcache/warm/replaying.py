@@ -22,7 +22,7 @@ from tlcache import arguments
 from tlcache.errors import FactoryError
 from tlcache.spec import KernelSpec
 
-__all__ = ["compare", "keep_drifted", "kernel", "watch"]
+__all__ = ["compare", "keep_drifted", "kernel", "keys_asked", "no_kernel", "watch"]
 
 
 class _Thread(threading.local):
@@ -71,7 +71,7 @@ def kernel(spec: KernelSpec, key: str | None = None, *, targeted: bool = False) 
         raise _differs(str(getattr(made[0], "_tilelang_cache_key", None)), key)
     if isinstance(found, JITKernel) or len(made) == 1:
         return made[0]
-    raise _no_kernel(spec, found)
+    raise no_kernel(spec, found)
 
 
 def compare(spec: KernelSpec, key: str, *, targeted: bool = False) -> None:
@@ -86,20 +86,33 @@ def compare(spec: KernelSpec, key: str, *, targeted: bool = False) -> None:
     Raises:
         FactoryError: The factory cannot be imported, or yields no kernel, or none of that key.
     """
-    _thread.wanted, _thread.keys = key, []
+    asked, found = keys_asked(spec, key, targeted=targeted)
+    if not asked:
+        raise no_kernel(spec, found)
+    if key not in asked:
+        raise _differs(asked[0], key)
+
+
+def keys_asked(
+    spec: KernelSpec, key: str | None, *, targeted: bool = False
+) -> tuple[list[str], Any]:
+    """The keys of all kernels that TileLang is asked for by a replay, up to the one of `key`, and
+    what the factory gave, if it came to that; nothing is compiled. It needs `watch`.
+
+    Raises:
+        FactoryError: The factory cannot be imported.
+    """
+    _thread.wanted, _thread.keys = key or "", []
     try:
-        found = _followed(spec, targeted)
+        return _thread.keys, _followed(spec, targeted)
     except _Found:
-        return
-    except Exception as error:
+        return _thread.keys, None
+    except Exception:
         if not _thread.keys:
             raise
-        raise _differs(_thread.keys[0], key) from error  # it went on with what is no kernel
+        return _thread.keys, None  # it went on with what is no kernel
     finally:
         _thread.wanted = None
-    if _thread.keys:
-        raise _differs(_thread.keys[0], key)
-    raise _no_kernel(spec, found)
 
 
 def _differs(made: str, key: str) -> FactoryError:
@@ -111,7 +124,8 @@ def _differs(made: str, key: str) -> FactoryError:
     )
 
 
-def _no_kernel(spec: KernelSpec, found: Any) -> FactoryError:
+def no_kernel(spec: KernelSpec, found: Any) -> FactoryError:
+    """The error of a factory that yields something else."""
     return FactoryError(
         f"the factory {spec.kernel} yields a {type(found).__name__}, "
         "which is not a TileLang kernel",

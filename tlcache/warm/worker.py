@@ -11,6 +11,7 @@ import signal
 import tempfile
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import tilelang  # noqa: F401 -- imported once, for all workers
@@ -18,9 +19,11 @@ from tqdm import tqdm
 
 from tlcache.errors import CompileError, EnvironmentFault, TlcacheError
 from tlcache.spec import KernelSpec
-from tlcache.store import locks, record, roots
-from tlcache.warm import compiling, pretending, replaying, toolchain
-from tlcache.warm.outcome import Outcome
+from tlcache.store import locks, roots
+from tlcache.warm import asking, compiling, plan, pretending, replaying, toolchain
+from tlcache.warm.outcome import Outcome, Work
+from tlcache.warm.plan import Item
+from tlcache.warm.shapes import Wanted
 
 __all__ = ["serve"]
 
@@ -36,7 +39,7 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
 
     Args:
         connection: Specs as JSON in, each with the key that TileLang is to have for it, or None,
-            and whether only to compare that; `Outcome`s back.
+            and what is to be done; `Outcome`s back.
         root: The cache root.
         scratch: A directory for what TileLang and the compilers leave behind; the parent removes
             it.
@@ -62,23 +65,30 @@ def serve(connection: Connection, root: str, scratch: str, quiet: bool) -> None:
     while True:
         try:
             data: dict[str, Any]
-            data, wanted, compare = connection.recv()
+            data, wanted, work = connection.recv()
         except (EOFError, OSError):
             return
         if log is not None:
             os.ftruncate(log, 0)
         spec = KernelSpec.from_json(data)
-        outcome = _compared(spec, wanted) if compare else _outcome(spec, wanted, root, log)
+        if work == "compile":
+            outcome = _outcome(spec, wanted, root, log)
+        else:
+            outcome = _looked(spec, wanted, root, work)
         try:
             connection.send(outcome)
         except OSError:
             return
 
 
-def _compared(spec: KernelSpec, key: str | None) -> Outcome:
-    assert key is not None
+def _looked(spec: KernelSpec, key: str | None, root: str, work: Work) -> Outcome:
+    """What is found out without compiling."""
     try:
         with pretending.pretending(spec.target):
+            if work == "ask":
+                os.environ["TLCACHE_TRUST"] = "any"  # the root is a scratch, wherever that lies
+                return Outcome("asked", asked=asking.asked(spec, key, root))
+            assert key is not None
             replaying.compare(spec, key, targeted=True)
     except TlcacheError as error:
         return Outcome("failed", error=error.message, hint=error.hint)
@@ -91,10 +101,10 @@ def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -
     try:
         key = spec.action_key()
         with locks.compiling(root, key):
-            found = record.read(root, key)
-            if found is not None and record.present(root, found, wanted):
-                # Another process compiled it since this one was asked to.
-                return Outcome("present", saved_seconds=found.compile_seconds)
+            item = Item(Wanted(spec, "", None, wanted), key)
+            plan.look([item], [Path(root)])
+            if item.outcome is not None:
+                return item.outcome  # another process compiled it since this one was asked to
             with pretending.pretending(spec.target):
                 built = compiling.build(spec, root, key=wanted, targeted=True)
     except TlcacheError as error:
@@ -114,14 +124,16 @@ def _outcome(spec: KernelSpec, wanted: str | None, root: str, log: int | None) -
         return Outcome("failed", error=f"{type(error).__name__}: {error}".splitlines()[0])
     if built.fault is not None:
         return Outcome("failed", error=built.fault.message, hint=built.fault.hint, fault=True)
-    if built.record is None:
-        return Outcome("unrecorded", seconds=built.seconds, entry=_entry(built.kernel, root))
-    entry = os.path.join(root, built.record.entry)
+    entry = _entry(built.kernel, root)
+    kept = built.record is not None or built.way == "call"
     return Outcome(
-        "compiled",
+        "compiled" if kept else "unrecorded",
         seconds=built.seconds,
-        saved_seconds=built.seconds,
-        bytes=_bytes(entry),
+        saved_seconds=built.seconds if kept else 0.0,
+        bytes=_bytes(os.path.join(root, entry)) if kept and entry is not None else 0,
+        entry=None if built.record is not None else entry,
+        way=built.way,
+        reason=built.reason,
     )
 
 

@@ -304,6 +304,12 @@ def changed(forgery, path: str, **fields: object) -> None:
         (path_of(CALLS[0]), {"key": CALLS[1]}, "filed under another key than its own"),
         (path_of(CALLS[0]), {"schema": 2}, "schema 2"),
         (path_of(CALLS[0]), {"kind": "style"}, "is no sound call"),
+        (path_of(CALLS[0]), {"kind": "warmed"}, "is no sound call"),
+        (
+            path_of(CALLS[0]),
+            {"kind": "warmed", "call": None, "reason": None, "entry": "tlcache/calls"},
+            "a kernel that it does not hold",
+        ),
         (path_of(STYLE), {"key": KEY}, "filed under another key than its own"),
         (path_of(STYLE), {"mode": "both"}, "is no sound call"),
         (path_of(TEXT, "texts"), {"key": KEY}, "filed under another key than its own"),

@@ -20,6 +20,7 @@ import zstandard
 from tests.store.archive.conftest import CALLS, COMPILED, STYLE, TEXT
 from tlcache.errors import ArchiveError, CacheRootError, MissError, UntrustedRootError, UsageError
 from tlcache.store import calls, layout, locks, record, scan, schedules, verify
+from tlcache.store.answers import Warmed
 from tlcache.store.archive import choosing, incoming, publishing, reading, receiving, sending
 from tlcache.store.select import Filter
 
@@ -546,3 +547,20 @@ def test_a_call_that_was_imported_is_no_use_of_its_kernel(taken, archive, cache_
 
 def test_an_order_of_publishing_is_known_for_every_kind():
     assert set(publishing._ORDER) == {"kernel", "cuda-binary", "autotuner"}
+
+
+def test_what_a_warm_came_to_goes_with_its_kernel_and_tells_of_the_library_that_is_there(
+    taken, source, tmp_path, cache_root
+):
+    answer, key = answer_in(source, CALLS[0]), "a0" * 32
+    warmed = Warmed(answer.entry, answer.library, CALLS[0], None, 2.0)
+    calls.write_warmed(str(source), key, warmed)
+    path = sent(choosing.everything(str(source)), tmp_path / "warmed.tar.zst")
+    assert taken(path).published.new["warmed"] == 1
+    assert calls.read_warmed(str(cache_root), key) == warmed
+    os.unlink(calls.path_of(cache_root, key))
+    assert taken(path).published.new["warmed"] == 1
+    assert taken(path).published.there["warmed"] == 1
+    other = sent(choosing.by_filter(str(source), Filter(tilelang="0.1.14")), tmp_path / "other")
+    with other.open("rb") as file:
+        assert calls.path_of("", key) not in own(reading.read_index("other", file))

@@ -24,6 +24,7 @@ from typing import Any
 
 from tlcache.runtime import ownership
 from tlcache.runtime.foreign import mode
+from tlcache.runtime.foreign.mode import Filed
 from tlcache.runtime.foreign.trouble import refusals, trouble
 
 __all__ = ["RESTORE", "active", "filing", "refusals", "start", "stop", "wanted"]
@@ -77,11 +78,11 @@ def active() -> bool:
 
 
 @contextmanager
-def filing() -> Iterator[None]:
+def filing() -> Iterator[Filed]:
     """File what this thread makes meanwhile, though the resolver asked for it; restore nothing."""
     _hook()
-    with mode.filing():
-        yield
+    with mode.filing() as filed:
+        yield filed
 
 
 def _hook() -> None:

@@ -9,6 +9,7 @@ This module imports TileLang.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tlcache.fingerprint import versions
-from tlcache.runtime.foreign import telling
+from tlcache.runtime.foreign import explaining, mode, telling
 from tlcache.runtime.foreign.call import Call
 from tlcache.runtime.foreign.kernel import restored as made_of
 from tlcache.runtime.foreign.place import filed
@@ -95,6 +96,8 @@ def keep(call: Call, kernel: Any, seconds: float) -> None:
     if call.fresh and template is not None:
         template._tlcache_front = call.front
     answer = _answer(call, kernel, seconds)
+    if (noted := mode.filed()) is not None:
+        noted.calls[answer.key] = call.key
     for place, known in call.roots.answers(call.key):
         same = known._replace(created=answer.created, compile_seconds=answer.compile_seconds)
         if place.path == path and same == answer:
@@ -141,6 +144,7 @@ def _answer(call: Call, kernel: Any, seconds: float) -> Answer:
         compile_seconds=round(seconds, 3),
         versions=versions(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        made_of=json.dumps(explaining.made_of(call), sort_keys=True),
     )
 
 

@@ -22,7 +22,7 @@ from tlcache.runtime.foreign.reach import Finder
 from tlcache.runtime.foreign.stream import Unseen
 from tlcache.store import calls
 
-__all__ = ["Context", "Surroundings", "context", "front", "key", "surroundings"]
+__all__ = ["Context", "Surroundings", "context", "environment", "front", "key", "surroundings"]
 
 
 class Surroundings(NamedTuple):
@@ -249,6 +249,12 @@ def _environment() -> str:
         number = _known.get("number", 0) + 1
         _known.update(plain=dict(plain or {}), forced=forced, said=said, number=number)
     return str(_known["said"])
+
+
+def environment() -> dict[str, str]:
+    """The environment variables that count, by name."""
+    said = _environment()
+    return dict(line.split("=", 1) for line in said.split("\n") if "=" in line)
 
 
 def _counts(name: str) -> bool:

@@ -4,16 +4,30 @@ and whether what it makes is only filed.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["filing", "is_filing", "is_making", "made", "making"]
+__all__ = ["Filed", "filed", "filing", "is_filing", "is_making", "made", "making"]
+
+
+@dataclasses.dataclass
+class Filed:
+    """What came of the calls of a thread that files.
+
+    Attributes:
+        calls: The keys of the calls that are filed, by TileLang's key.
+        refused: Why others are not.
+    """
+
+    calls: dict[str, str] = dataclasses.field(default_factory=dict)
+    refused: list[str] = dataclasses.field(default_factory=list)
 
 
 class _Thread(threading.local):
     making = False
-    filing = False
+    filed: Filed | None = None
     made = 0
 
 
@@ -32,13 +46,18 @@ def making() -> Iterator[None]:
 
 
 @contextmanager
-def filing() -> Iterator[None]:
+def filing() -> Iterator[Filed]:
     """File what this thread makes meanwhile, though the resolver asked for it; restore nothing."""
-    before, _thread.filing = _thread.filing, True
+    before, _thread.filed = _thread.filed, Filed()
     try:
-        yield
+        yield _thread.filed
     finally:
-        _thread.filing = before
+        _thread.filed = before
+
+
+def filed() -> Filed | None:
+    """What came of the calls so far, where what this thread makes is only filed."""
+    return _thread.filed
 
 
 def is_making() -> bool:
@@ -48,7 +67,7 @@ def is_making() -> bool:
 
 def is_filing() -> bool:
     """Whether what this thread makes is only filed."""
-    return _thread.filing
+    return _thread.filed is not None
 
 
 def made() -> int:

@@ -14,7 +14,7 @@ from tlcache.errors import ArchiveError
 from tlcache.store import calls, closures, record, schedules
 from tlcache.store.archive.index import Member
 from tlcache.store.archive.tar import LONGEST
-from tlcache.store.calls import Answer
+from tlcache.store.calls import Answer, Style
 from tlcache.store.opened import shown
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _call(staged: Staged, path: str, data: bytes) -> None:
     except ValueError as error:
         what = "call" if folder == "calls" else "analysis of a text"
         raise ArchiveError(f"{path} is no sound {what}: {shown(str(error))}") from None
-    if not isinstance(found, Answer):
+    if found is None or isinstance(found, Style):
         staged.others[path] = "text" if found is None else "style"
         return
     index, entry = staged.index, os.path.normpath(found.entry)
@@ -78,7 +78,7 @@ def _call(staged: Staged, path: str, data: bytes) -> None:
     told = Member(found.library.size, found.library.sha256)
     if index.files.get(f"{entry}/{found.library.name}") != told:
         raise ArchiveError(f"{path} tells of another library than it holds")
-    staged.answers[name.removesuffix(".json")] = found
+    staged.calls[name.removesuffix(".json")] = found
 
 
 def join(staged: Staged) -> None:

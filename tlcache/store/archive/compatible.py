@@ -15,6 +15,7 @@ from typing import Any
 from tlcache import fingerprint, targets
 from tlcache.errors import ArchiveError, RuntimeLibraryError, TargetError
 from tlcache.store import calls, entry, files, layout
+from tlcache.store.answers import Warmed
 from tlcache.store.archive.index import Index, Thing
 from tlcache.store.archive.reading import Staged
 from tlcache.store.elf import Elf, ElfError
@@ -103,10 +104,12 @@ def leave(staged: Staged, here: Host) -> None:
             staged.left[location] = why
     filed: tuple[tuple[dict[str, Any], Callable[[str, str], str]], ...] = (
         (staged.records, layout.record_path),
-        (staged.answers, calls.path_of),
+        (staged.calls, calls.path_of),
     )
     for those, path_of in filed:
         for key, found in list(those.items()):
+            if isinstance(found, Warmed):
+                continue  # of a kernel, not of how it is launched
             version = found.versions.get("tvm_ffi")
             if here.tvm_ffi is not None and version != here.tvm_ffi:
                 del those[key]

@@ -17,7 +17,7 @@ from tlcache.spec import RECORD_SCHEMA, workload_text
 from tlcache.store import calls, closures, layout, record, schedules
 from tlcache.store.archive.index import Member, Recorded
 from tlcache.store.archive.packing import read
-from tlcache.store.calls import Answer
+from tlcache.store.calls import Answer, Style
 
 __all__ = ["MOST_BESIDE", "Belonging", "Filed"]
 
@@ -58,10 +58,13 @@ class Belonging(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """The file of a call, or of how a function is called: then it has no library."""
+    """The file of a call, of what a warm came to, or of how a function is called: then it has no
+    library.
+    """
 
     path: str
     data: bytes
+    means: bool
     library: str | None
     told: Member | None
 
@@ -113,7 +116,7 @@ class Filed:
             {path[self._start :]: data for path, data in sorted(found)},
             {one.key: one.short for one in sorted(ours, key=lambda one: one.key)},
             [one.spec["kernel"] for one in ours],
-            len(answers),
+            sum(one.means for one in answers),
             left,
         )
 
@@ -185,13 +188,14 @@ def _call(path: str) -> _Call | None:
         found = calls.told("calls", os.path.basename(path), data)
     except (OSError, ValueError):
         return None  # `verify` says what is wrong with it
-    if not isinstance(found, Answer):
-        return _Call(path, data, None, None)
+    if found is None or isinstance(found, Style):
+        return _Call(path, data, False, None, None)
     library = f"{os.path.normpath(found.entry)}/{found.library.name}"
     belongs = layout.file_of(library)
     if belongs is None or belongs[0].kind != "kernel":
         return None
-    return _Call(path, data, library, Member(found.library.size, found.library.sha256))
+    told = Member(found.library.size, found.library.sha256)
+    return _Call(path, data, isinstance(found, Answer), library, told)
 
 
 def _is_text(name: str, data: bytes) -> bool:

@@ -27,7 +27,7 @@ from tlcache.store import calls, files, layout, locks, record, soundness
 from tlcache.store.archive.index import Thing
 from tlcache.store.archive.reading import Staged
 from tlcache.store.archive.staging import staged_path
-from tlcache.store.calls import Answer
+from tlcache.store.calls import Answer, Warmed
 from tlcache.store.record import Library, Located, Record
 
 __all__ = ["Published", "publish"]
@@ -78,10 +78,10 @@ def publish(root: str, staged: Iterable[Staged]) -> Published:
 
 
 class _Filed(NamedTuple):
-    """A record or a call, which is published with its kernel.
+    """A record, a call, or what a warm came to, which is published with its kernel.
 
     Attributes:
-        kind: Which of the two.
+        kind: Which of the three.
         path: Below the root.
         found: What it says.
         there: Reads what a root has in its place; None where that is nothing sound.
@@ -90,7 +90,7 @@ class _Filed(NamedTuple):
 
     kind: str
     path: str
-    found: Record | Answer
+    found: Record | Answer | Warmed
     there: Callable[[str], Located | None]
     write: Callable[[str, Library], None]
 
@@ -113,21 +113,24 @@ def _of_record(found: Record) -> _Filed:
     return _Filed("record", path, found, lambda root: record.read(root, key), write)
 
 
-def _of_call(key: str, found: Answer) -> _Filed:
+def _of_call(key: str, found: Answer | Warmed) -> _Filed:
     path = calls.path_of("", key)
 
-    def there(root: str) -> Answer | None:
+    def there(root: str) -> Answer | Warmed | None:
         try:
             data = files.read(os.path.join(root, path))
             filed = calls.told("calls", os.path.basename(path), data)
         except (OSError, ValueError):
             return None
-        return filed if isinstance(filed, Answer) else None
+        return filed if isinstance(filed, (Answer, Warmed)) else None
 
     def write(root: str, library: Library) -> None:
-        calls.write_answer(root, key, found._replace(library=library))
+        if isinstance(found, Answer):
+            calls.write_answer(root, key, found._replace(library=library))
+        else:
+            calls.write_warmed(root, key, found._replace(library=library))
 
-    return _Filed("call", path, found, there, write)
+    return _Filed("call" if isinstance(found, Answer) else "warmed", path, found, there, write)
 
 
 class _Publishing:
@@ -141,7 +144,7 @@ class _Publishing:
         self._new: set[str] = set()
         self._filed: dict[str, list[_Filed]] = {}
         those = [*map(_of_record, staged.records.values())]
-        those += itertools.starmap(_of_call, staged.answers.items())
+        those += itertools.starmap(_of_call, staged.calls.items())
         for one in those:
             self._filed.setdefault(one.entry, []).append(one)
 
@@ -181,6 +184,8 @@ class _Publishing:
         """
         times: dict[str, float] = {}
         for one in itertools.chain.from_iterable(self._filed.values()):
+            if isinstance(one.found, Warmed):
+                continue
             when = datetime.fromisoformat(one.found.created)
             when = when if when.tzinfo is not None else when.replace(tzinfo=timezone.utc)
             seconds = min(max(when.timestamp(), 0.0), 2.0**33)

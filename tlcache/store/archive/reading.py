@@ -21,7 +21,7 @@ from tlcache.store.archive import admitting, tar, whole
 from tlcache.store.archive.index import MOST_INDEX, NAME, Index, Member, Thing
 from tlcache.store.archive.staging import Writing
 from tlcache.store.archive.tar import LONGEST
-from tlcache.store.calls import Answer
+from tlcache.store.calls import Answer, Warmed
 from tlcache.store.opened import shown
 from tlcache.store.record import Record
 
@@ -44,7 +44,7 @@ class Staged:
         index: What it holds.
         present: Locations of things that were in the root already, and are not staged.
         records: Its records by action keys.
-        answers: The calls that mean one of its kernels, by their keys.
+        calls: The calls that mean one of its kernels, by their keys.
         others: What else there is of tlcache's files, by path: `schedule`, `closure`, `style` (how
             a function is called) or `text` (its analysis).
         sha256: Of the archive.
@@ -60,7 +60,7 @@ class Staged:
     size: int
     present: set[str] = field(default_factory=set)
     records: dict[str, Record] = field(default_factory=dict)
-    answers: dict[str, Answer] = field(default_factory=dict)
+    calls: dict[str, Answer | Warmed] = field(default_factory=dict)
     others: dict[str, str] = field(default_factory=dict)
     signer: str | None = None
     left: dict[str, str] = field(default_factory=dict)

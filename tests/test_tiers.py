@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 STORE = [
+    "tlcache.switches",
     "tlcache", "tlcache.spec", "tlcache.targets", "tlcache.closure", "tlcache.modules",
     "tlcache.fingerprint",
     "tlcache.operators", "tlcache.errors", "tlcache.agent", "tlcache.sources",

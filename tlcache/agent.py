@@ -9,8 +9,8 @@ Invariant: a program never fails because the environment asks for an agent.
 from __future__ import annotations
 
 import logging
-import os
 
+from tlcache import switches
 from tlcache.errors import AgentError
 
 __all__ = ["ENV", "start", "start_by_environment", "stop"]
@@ -30,7 +30,7 @@ def start() -> str | None:
     Raises:
         AgentError: The runtime directory is not this user's alone, or no socket is to be had there.
     """
-    if _wanted() is False:
+    if switches.said(ENV) is False:
         return None
     from tlcache.runtime import agent
 
@@ -46,7 +46,7 @@ def stop() -> None:
 
 def start_by_environment() -> None:
     """Start an agent if TLCACHE_AGENT=1; one that cannot start is a warning in the log."""
-    if not _wanted():
+    if not switches.said(ENV):
         return
     try:
         start()
@@ -54,11 +54,3 @@ def start_by_environment() -> None:
         _log.warning("no agent in this process: %s; %s", error.message, error.hint or "it goes on")
     except Exception:
         _log.warning("no agent in this process", exc_info=True)
-
-
-def _wanted() -> bool | None:
-    """What the environment says; None where it says nothing."""
-    said = os.environ.get(ENV, "").strip().lower()
-    if said in ("1", "true", "yes", "on"):
-        return True
-    return False if said in ("0", "false", "no", "off") else None

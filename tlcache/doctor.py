@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from tlcache import fingerprint, targets
+from tlcache import fingerprint, switches, targets
 from tlcache.errors import RuntimeLibraryError, TargetError, UntrustedRootError
 from tlcache.store import checkup, layout, mounts
 from tlcache.store.checkup import Contents, Finding, Here
@@ -36,6 +36,7 @@ __all__ += [
 ]
 
 MOUNTS = "/proc/self/mountinfo"
+_UNTUNED = "TILELANG_AUTO_TUNING_DISABLE_CACHE"
 _SCARCE, _FULL = 2**30, 32 * 2**20
 _LIBRARIES = ("libtvm_runtime.so", "libtilelang.so")
 
@@ -145,13 +146,12 @@ def caching() -> Finding:
             f"TILELANG_DISABLE_CACHE is {value}: every process compiles, and keeps nothing",
             "`unset TILELANG_DISABLE_CACHE`",
         )
-    tuning = os.environ.get("TILELANG_AUTO_TUNING_DISABLE_CACHE", "0")
-    if tuning.lower() in ("1", "true", "yes", "on"):
+    if switches.said(_UNTUNED):
         return Finding(
             "warn",
             "caching",
-            f"TILELANG_AUTO_TUNING_DISABLE_CACHE is {tuning}: TileLang tunes at every start",
-            "`unset TILELANG_AUTO_TUNING_DISABLE_CACHE`",
+            f"{_UNTUNED} is {os.environ[_UNTUNED]}: TileLang tunes at every start",
+            f"`unset {_UNTUNED}`",
         )
     return Finding("ok", "caching", "on")
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tlcache import switches
 from tlcache.errors import CacheRootError
 from tlcache.store import roots as roots_in_force
 
@@ -115,7 +116,7 @@ def configured_root() -> str | None:
 
 def caching_disabled() -> bool:
     """Whether TileLang's cache is switched off by the environment, as TileLang reads it."""
-    return os.environ.get("TILELANG_DISABLE_CACHE", "0").lower() in ("1", "true", "yes", "on")
+    return switches.said("TILELANG_DISABLE_CACHE") is True
 
 
 def namespace(version: str, platform: str) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tlcache import switches
 from tlcache.runtime import ownership
 from tlcache.runtime.foreign import mode
 from tlcache.runtime.foreign.mode import Filed
@@ -49,8 +50,7 @@ _state = _State()
 
 def wanted() -> bool:
     """Whether the environment lets kernels be restored."""
-    said = os.environ.get(RESTORE, "").strip().lower()
-    return said not in ("0", "false", "no", "off")
+    return switches.said(RESTORE) is not False
 
 
 def start() -> None:

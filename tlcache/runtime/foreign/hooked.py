@@ -6,11 +6,11 @@ This module imports TileLang.
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tlcache import switches
 from tlcache.errors import RestoreError
 from tlcache.runtime import ownership
 from tlcache.runtime.foreign import answering, place
@@ -30,7 +30,7 @@ CHECK = "TLCACHE_CHECK"
 
 
 def _checking() -> bool:
-    return os.environ.get(CHECK, "").strip().lower() in ("1", "true", "yes", "on")
+    return switches.said(CHECK) is True
 
 
 # --- how a function is called ---

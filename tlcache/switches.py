@@ -1,0 +1,19 @@
+"""Environment variables that switch something on or off, read as TileLang reads its own."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["said"]
+
+_ON = frozenset({"1", "true", "yes", "on"})
+_OFF = frozenset({"0", "false", "no", "off"})
+
+
+def said(name: str) -> bool | None:
+    """What a variable says; None where it is not set, or says neither."""
+    value = os.environ.get(name)
+    if value is None:
+        return None
+    value = value.lower()
+    return True if value in _ON else False if value in _OFF else None

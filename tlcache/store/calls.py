@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 def path_of(root: str | os.PathLike[str], key: str, folder: str = "calls") -> str:
     """The path of a file, whether it is there or not."""
-    return os.path.join(root, "tlcache", folder, key[:2], f"{key}.json")
+    return os.path.join(root, f"tlcache/{folder}/{key[:2]}/{key}.json")
 
 
 def all_of(root: str | os.PathLike[str], folder: str = "calls") -> Iterator[tuple[str, str]]:

@@ -208,3 +208,21 @@ def test_a_text_is_the_program_and_not_its_layout(before, after, same):
     one, other = text.read(BODY), text.read(BODY.replace(before, after))
     assert one is not None and other is not None
     assert (one == other) == same
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "@dataclasses.dataclass\nclass C:\n    by: int = 1\n    def f(self): return {}",
+        "class C(typing.NamedTuple):\n    by: int = 1\n    def f(self): return {}",
+        "class C(enum.Enum):\n    BY = 1\n    def f(self): return {}",
+        "class C:\n    def f(self): return {}",
+    ],
+)
+def test_methods_of_classes_that_were_made_of_a_text_count(made):
+    def of(value):
+        names = {"dataclasses": dataclasses, "enum": enum, "typing": typing, "__name__": __name__}
+        exec(made.format(value), names)
+        return digest(names["C"])
+
+    assert of("2.0") == of("2.0") != of("3.0")

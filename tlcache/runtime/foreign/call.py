@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from tlcache.runtime.foreign.reach import Finder
 from tlcache.runtime.foreign.stream import Unseen
 from tlcache.store.calls import Answer, Style
 
-__all__ = ["LAZY", "Call", "Front", "front", "lazily", "own_indices", "within"]
+__all__ = ["LAZY", "Call", "Front", "asked", "front", "lazily", "own_indices", "within"]
 
 LAZY = Style("lazy", None, {})
 """How a function is called that returns a prim_func."""
@@ -43,6 +44,7 @@ class Front:
     Attributes:
         function: The function.
         given: What it is called with, other than tensors.
+        asked: All that it is called with, and that as TileLang binds it, where that was asked for.
         roots: The roots in force.
         around: What is around the call.
         said: The front.
@@ -59,6 +61,7 @@ class Front:
     ) -> None:
         self.function = function
         self.given = given
+        self.asked: tuple[tuple[Any, ...], dict[str, Any], Any] | None = None
         self.roots = roots
         self.around = around
         self.said = said
@@ -91,6 +94,25 @@ def within(outer: CodeType, inner: CodeType) -> None:
     """Say what one call of the program's is: a frame of `outer`, else one of `inner`."""
     global _outer, _inner
     _outer, _inner = outer, inner
+
+
+def asked(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Front]:
+    """A call's arguments, as TileLang binds them, and its front; see `front`.
+
+    Raises:
+        Unseen: Something decides about the kernel that cannot be seen.
+    """
+    known = _known(_calling())
+    if known is not None and known.asked is not None and known.function is function:
+        before, named, bound = known.asked
+        if len(before) == len(args) and named.keys() == kwargs.keys():
+            same = all(map(operator.is_, before, args))
+            if same and all(named[name] is kwargs[name] for name in kwargs):
+                return bound, known
+    bound = function._argument_binder.bind(args, kwargs)
+    found = front(function, bound.compile_kwargs)
+    found.asked = (args, dict(kwargs), bound)
+    return bound, found
 
 
 def front(function: Any, given: dict[str, Any]) -> Front:
@@ -189,8 +211,7 @@ class Call:
         self.args, self.kwargs = args, kwargs
         if impl.mode == "auto":
             impl.initialize_jit_mode(*args, **kwargs)
-        self.bound = function._argument_binder.bind(args, kwargs)
-        came = front(function, self.bound.compile_kwargs)
+        self.bound, came = asked(function, args, kwargs)
         if came.roots is None:
             raise Unseen(_NO_ROOT)
         self.roots = came.roots

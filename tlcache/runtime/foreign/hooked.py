@@ -15,7 +15,7 @@ from tlcache.errors import RestoreError
 from tlcache.runtime import ownership
 from tlcache.runtime.foreign import answering, place
 from tlcache.runtime.foreign.accelerate import RESTORE
-from tlcache.runtime.foreign.call import LAZY, Call, front, lazily, own_indices
+from tlcache.runtime.foreign.call import LAZY, Call, asked, front, lazily, own_indices
 from tlcache.runtime.foreign.mode import is_filing, making
 from tlcache.runtime.foreign.stream import Unseen
 from tlcache.runtime.foreign.template import RestoredTemplate
@@ -42,8 +42,7 @@ def inferred(
     came, style, bound = None, None, None
     if impl.mode == "auto" and hasattr(impl.func, "_argument_binder"):
         try:
-            bound = impl.func._argument_binder.bind(args, kwargs)
-            met = front(impl.func, bound.compile_kwargs)
+            bound, met = asked(impl.func, args, kwargs)
             came = met.said
             style = LAZY if lazily(impl, met) else met.style()
         except Unseen:

@@ -233,7 +233,7 @@ def _environment() -> str:
     among them: what they resolve to is. TileLang's own paths do not count by where they are.
     """
     plain = getattr(os.environ, "_data", None)
-    forced = _overridden()
+    forced = [variable._forced_value for variable in _variables()]
     if plain is None or _known.get("plain") != plain or _known.get("forced") != forced:
         home = str(fingerprint.tilelang_path())
         found = {
@@ -243,7 +243,7 @@ def _environment() -> str:
         }
         for name, value in _at_start().items():
             found[f"start {name}"] = value.replace(home, "<tilelang>")
-        for name, value in forced.items():
+        for name, value in _overridden().items():
             found[name] = value.replace(home, "<tilelang>")
         said = "\n".join(f"{name}={found[name]}" for name in sorted(found))
         number = _known.get("number", 0) + 1

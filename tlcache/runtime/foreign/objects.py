@@ -85,9 +85,15 @@ class Objects(Names):
             self.value(getattr(kind, "_field_defaults", None))
         for name in sorted(vars(kind)):
             item = vars(kind)[name]
-            if name not in _SKIPPED and not _generated(kind, name, item):
+            if name in _SKIPPED:
+                continue
+            if not _generated(kind, name, item):
                 self.say(name)
                 self.value(item)
+            elif isinstance(inner := getattr(item, "__func__", item), FunctionType):
+                # Of a class that was made of a text, its own methods look generated.
+                self.say(name)
+                self.code(inner.__code__)
 
 
 _LIBRARY_DICTS = (collections.OrderedDict, collections.defaultdict, collections.Counter)
@@ -116,6 +122,7 @@ _SKIPPED = frozenset(
     ]
 )
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_MAKERS = ("<string>", f"{os.sep}dataclasses.py", f"{os.sep}reprlib.py")
 _CODE = (FunctionType, staticmethod, classmethod, property)
 
 
@@ -124,8 +131,7 @@ def _generated(kind: type, name: str, item: Any) -> bool:
     if isinstance(item, _DESCRIPTORS) or type(item).__name__ == "_tuplegetter":
         return True
     inner = getattr(item, "__func__", item)
-    file = inner.__code__.co_filename if isinstance(inner, FunctionType) else ""
-    made = file.startswith("<") or os.path.basename(file) in ("dataclasses.py", "reprlib.py")
+    made = isinstance(inner, FunctionType) and inner.__code__.co_filename.endswith(_MAKERS)
     if issubclass(kind, enum.Enum):
         return not isinstance(item, _CODE) or _of_library(inner)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):

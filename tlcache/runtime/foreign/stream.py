@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import marshal
+from types import CodeType
 from typing import Any
 
 from tlcache.runtime.foreign import outside
@@ -61,6 +62,10 @@ class Stream:
         self._seen[id(value)] = len(self._seen)
         self._kept.append(value)
         return True
+
+    def code(self, code: CodeType) -> None:
+        """Digest bytecode, without where it stands."""
+        raise NotImplementedError
 
     def value(self, value: Any) -> None:
         """Digest a value, whatever it is.

@@ -21,7 +21,7 @@ from typing import Any
 from tlcache.fingerprint import versions
 from tlcache.runtime.foreign import explaining, mode, telling
 from tlcache.runtime.foreign.call import Call
-from tlcache.runtime.foreign.kernel import restored as made_of
+from tlcache.runtime.foreign.kernel import restored as loaded
 from tlcache.runtime.foreign.place import filed
 from tlcache.runtime.foreign.stream import Unseen
 from tlcache.runtime.foreign.trouble import trouble
@@ -65,15 +65,15 @@ def restored(call: Call, original: Callable[..., Any], start: float) -> Any:
             known = call.where.cache._memory_cache.get(answer.key)
             where = (place.path, answer.key, call.where.backend)
             kernel = known if known is not None else _state.kernels.get(where)
-            loaded = kernel is None
-            if loaded:
+            new = kernel is None
+            if new:
                 library = record.sound_library(place.path, answer, place.trust, use=True)
                 if library is None:
                     continue
-                made = made_of(answer, os.path.dirname(library), call.maker(original))
+                made = loaded(answer, os.path.dirname(library), call.maker(original))
                 kernel = _state.kernels.setdefault(where, made)
                 call.roots.used(place, call.key)
-            telling.tell(call, answer, kernel, time.perf_counter() - start, known=not loaded)
+            telling.tell(call, answer, kernel, time.perf_counter() - start, known=not new)
             return kernel
     except Exception as error:
         trouble(error)

@@ -147,7 +147,9 @@ def _by_adapter(answer: Answer, library: str) -> Callable[..., Any]:
     from tilelang.jit.adapter import CythonKernelAdapter
     from tilelang.jit.adapter.base import CachedTextSource
 
-    function = tvm.ir.load_json(answer.signature)
+    # Not `tvm.ir.load_json`, which brings texts of other versions up to date and takes ten times as
+    # long: the key is of this version.
+    function = tvm_ffi.get_global_func("node.LoadJSON")(answer.signature)
     nothing = CachedTextSource()
     adapter = CythonKernelAdapter.from_database(
         params=extrac_params(function),

@@ -188,13 +188,16 @@ def _bound(
     """A call's arguments by name. Those that the signature does not know are TileLang's to take,
     for `T.const`.
     """
-    parameters = list(signature.parameters.values())
-    if len(args) > len(parameters) or any(
-        parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters[: len(args)]
-    ):
+    found = {}
+    for parameter, value in zip(signature.parameters.values(), args, strict=False):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            break
+        found[parameter.name] = _encoded(parameter.name, value)
+    if len(found) < len(args):
         raise _Lost("it takes any number of arguments without names", "give them names")
-    named = dict(zip((parameter.name for parameter in parameters), args, strict=False))
-    return {name: _encoded(name, value) for name, value in {**named, **kwargs}.items()}
+    for name, value in kwargs.items():
+        found[name] = _encoded(name, value)
+    return found
 
 
 def _called_with(frame: FrameType) -> dict[str, Any]:
@@ -293,9 +296,10 @@ def _importable(module: str, function: Any, impl: Any) -> tuple[str, str | None]
     """
     namespace = vars(sys.modules[module]) if module in sys.modules else {}
     path, place = place_of(module)
-    names = [function.__qualname__, *namespace]
-    for name in names:
-        if _leads_to(namespace.get(name), function, impl):
+    if _leads_to(namespace.get(function.__qualname__), function, impl):
+        return f"{path}:{function.__qualname__}", place
+    for name, found in list(namespace.items()):
+        if _leads_to(found, function, impl):
             return f"{path}:{name}", place
     raise _Lost(f"{module} has no name for it", _MOVE)
 

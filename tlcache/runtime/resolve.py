@@ -306,7 +306,11 @@ _resolvers_lock = threading.Lock()
 
 def _current() -> Resolver:
     """The resolver of the cache roots that are in force now."""
-    named = os.environ.get(roots.VARIABLE) or layout.default_root()
+    named = (
+        os.environ.get(roots.VARIABLE)
+        or os.environ.get("TILELANG_CACHE_DIR")
+        or layout.default_root()
+    )
     found = _resolvers.get(named)
     if found is None:
         with _resolvers_lock:

@@ -10,9 +10,9 @@ from tlcache import switches
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        *((value, True) for value in ("1", "true", "TRUE", "yes", "On")),
+        *((value, True) for value in ("1", "true", "TRUE", "yes", " On ")),
         *((value, False) for value in ("0", "false", "No", "off")),
-        *((value, None) for value in (None, "", " 1", "2", "maybe")),
+        *((value, None) for value in (None, "", " ", "2", "maybe")),
     ],
 )
 def test_a_variable_says_on_or_off_or_nothing(monkeypatch, value, said):

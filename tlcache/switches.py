@@ -1,4 +1,4 @@
-"""Environment variables that switch something on or off, read as TileLang reads its own."""
+"""Environment variables that switch something on or off, in the words that TileLang reads."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def said(name: str) -> bool | None:
     value = os.environ.get(name)
     if value is None:
         return None
-    value = value.lower()
+    value = value.strip().lower()
     return True if value in _ON else False if value in _OFF else None

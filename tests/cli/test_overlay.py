@@ -173,10 +173,11 @@ def test_a_programs_own_kernel_is_brought_from_a_lower_root_for_tilelang(
     first = tlcache("run", *program, env=target)
     assert first.out.splitlines()[-1] == "0 1", first.err
     before, overlay = tree(cache_root), tmp_path / "overlay"
-    ran = tlcache(
-        *("run", "--overlay", overlay, "--on-compile", "error", "--from", "start", *program),
-        env=target,
-    )
+    strict = ("run", "--overlay", overlay, "--on-compile", "error", "--from", "start")
+    restored = tlcache(*strict, *program, env=target)
+    assert restored.out.splitlines()[-1] == "0 0", restored.err
+    assert list(layout.entries(overlay)) == []
+    ran = tlcache(*strict, "--no-restore", *program, env=target)
     assert ran.out.splitlines()[-1] == "1 0", ran.err
     assert tree(cache_root) == before
     (entry,) = layout.entries(overlay)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a job in the background of a shell; what the tests start would be deaf to Ctrl-C, too.
@@ -46,6 +47,25 @@ def cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TLCACHE_SCAN_CACHE", str(tmp_path / "scan.sqlite"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return root
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a directory once, for all workers where pytest-xdist runs several."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
+    place.mkdir(exist_ok=True)
+
+    def once(name: str, make: Callable[[Path], object]) -> Path:
+        path, made = place / name, place / f"{name}.made"
+        with FileLock(f"{path}.lock"):
+            if not made.exists():
+                path.mkdir(exist_ok=True)
+                make(path)
+                made.touch()
+        return path
+
+    return once
 
 
 @pytest.fixture(scope="session")

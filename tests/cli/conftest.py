@@ -77,12 +77,19 @@ def root(made: Path, cache_root: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def warmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def warmed(once: Callable[..., Path]) -> Path:
     """Roots of the CPU's kernels of `whole.json`: `whole` has all four; `one` and `two` are those
     of two hosts, one started by Kubernetes and one by Slurm, that published their shards into
     `shards`. `some.json` asks for two of the four.
     """
-    place = tmp_path_factory.mktemp("warmed")
+    return once("warmed", _warm)
+
+
+_AMBIENT = ("TLCACHE_", "TILELANG_", "JOB_", "SLURM_", "RANK", "WORLD_SIZE")
+_SECOND_OF_TWO = {"ID": "4", "MIN": "3", "MAX": "4", "COUNT": "2", "STEP": "1"}
+
+
+def _warm(place: Path) -> None:
     for name, rows in (("whole", [1, 2, 3, 4]), ("some", [1, 2])):
         workload = {"op": "rms_norm", "M": rows, "N": 64, "eps": 1e-6, "dtype": "float32"}
         document = {"version": 1, "targets": ["cpu"], "workloads": [workload]}
@@ -97,7 +104,6 @@ def warmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         program = [sys.executable, "-c", "from tlcache.cli import main; main()"]
         command = [*program, "warm", "--shapes", "whole.json", "--cache-dir", name, *options]
         subprocess.run(command, cwd=place, env=kept | env, check=True, capture_output=True)
-    return place
 
 
 @pytest.fixture
@@ -114,7 +120,3 @@ def resolved(python: Callable[..., Any]) -> Callable[[Path], dict[str, int]]:
         return counts
 
     return resolved
-
-
-_AMBIENT = ("TLCACHE_", "TILELANG_", "JOB_", "SLURM_", "RANK", "WORLD_SIZE")
-_SECOND_OF_TWO = {"ID": "4", "MIN": "3", "MAX": "4", "COUNT": "2", "STEP": "1"}

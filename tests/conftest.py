@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from tests.environment import clean_environment
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a job in the background of a shell; what the tests start would be deaf to Ctrl-C, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -66,6 +68,30 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return path
 
     return once
+
+
+@pytest.fixture(scope="session")
+def whole(once: Callable[..., Path]) -> Path:
+    """A root with the CPU's kernels of rms_norm for 1 to 4 rows of 64 numbers in float32, as
+    `whole.json` beside it asks for them; to be read only.
+    """
+    workload = {"op": "rms_norm", "M": [1, 2, 3, 4], "N": 64, "eps": 1e-6, "dtype": "float32"}
+    document = {"version": 1, "targets": ["cpu"], "workloads": [workload]}
+
+    def make(place: Path) -> None:
+        (place / "whole.json").write_text(json.dumps(document))
+        command = [*TLCACHE, "warm", "--shapes", "whole.json", "--cache-dir", "whole"]
+        kept = clean_environment()
+        subprocess.run(command, cwd=place, env=kept, check=True, capture_output=True)
+
+    return once("whole", make) / "whole"
+
+
+@pytest.fixture
+def restorable(whole: Path, cache_root: Path) -> Path:
+    """A copy of that root, in force for the test's commands."""
+    shutil.copytree(whole, cache_root)
+    return cache_root
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,8 @@ def cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "cache"
     for name in [name for name in os.environ if name.startswith(("TLCACHE_", "TILELANG_"))]:
         monkeypatch.delenv(name)
+    for name in ("COLUMNS", "LINES"):  # which readline sets for what pytest-xdist starts
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(root))
     monkeypatch.setenv("TLCACHE_SCAN_CACHE", str(tmp_path / "scan.sqlite"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

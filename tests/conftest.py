@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
+
+from tests.environment import clean_environment
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a job in the background of a shell; what the tests start would be deaf to Ctrl-C, too.
@@ -42,10 +45,55 @@ def cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "cache"
     for name in [name for name in os.environ if name.startswith(("TLCACHE_", "TILELANG_"))]:
         monkeypatch.delenv(name)
+    for name in ("COLUMNS", "LINES"):  # which readline sets for what pytest-xdist starts
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(root))
     monkeypatch.setenv("TLCACHE_SCAN_CACHE", str(tmp_path / "scan.sqlite"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return root
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a directory once, for all workers where pytest-xdist runs several."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
+    place.mkdir(exist_ok=True)
+
+    def once(name: str, make: Callable[[Path], object]) -> Path:
+        path, made = place / name, place / f"{name}.made"
+        with FileLock(f"{path}.lock"):
+            if not made.exists():
+                path.mkdir(exist_ok=True)
+                make(path)
+                made.touch()
+        return path
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def whole(once: Callable[..., Path]) -> Path:
+    """A root with the CPU's kernels of rms_norm for 1 to 4 rows of 64 numbers in float32, as
+    `whole.json` beside it asks for them; to be read only.
+    """
+    workload = {"op": "rms_norm", "M": [1, 2, 3, 4], "N": 64, "eps": 1e-6, "dtype": "float32"}
+    document = {"version": 1, "targets": ["cpu"], "workloads": [workload]}
+
+    def make(place: Path) -> None:
+        (place / "whole.json").write_text(json.dumps(document))
+        command = [*TLCACHE, "warm", "--shapes", "whole.json", "--cache-dir", "whole"]
+        kept = clean_environment()
+        subprocess.run(command, cwd=place, env=kept, check=True, capture_output=True)
+
+    return once("whole", make) / "whole"
+
+
+@pytest.fixture
+def restorable(whole: Path, cache_root: Path) -> Path:
+    """A copy of that root, in force for the test's commands."""
+    shutil.copytree(whole, cache_root)
+    return cache_root
 
 
 @pytest.fixture(scope="session")

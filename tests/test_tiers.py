@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 STORE = [
@@ -97,19 +95,28 @@ COMPILE = [
 ]  # fmt: skip
 
 
-def _brought(python, module: str) -> set[str]:
+def _brought(python, modules, heavy, first="") -> dict[str, list[str]]:
+    """What of some packages each module brings, imported in a fork of one process."""
     done = python(
-        f"import {module}, sys\n"
-        "heavy = {'torch', 'tilelang', 'tvm', 'tvm_ffi'}\n"
-        "print(*heavy & {name.partition('.')[0] for name in sys.modules})"
+        f"import importlib, os, sys\n{first}\n"
+        "for name in sys.argv[1:]:\n"
+        "    pid = os.fork()\n"
+        "    if not pid:\n"
+        "        importlib.import_module(name)\n"
+        "        roots = {one.partition('.')[0] for one in sys.modules}\n"
+        f"        print(name, *sorted(roots & set({heavy})), flush=True)\n"
+        "        os._exit(0)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0, name\n",
+        *modules,
     )
     assert done.code == 0, done.err
-    return set(done.out.split())
+    told = [line.split() for line in done.out.splitlines()]
+    return {name: brought for name, *brought in told}
 
 
-@pytest.mark.parametrize("module", STORE)
-def test_the_store_tier_brings_neither_torch_nor_tilelang(python, module):
-    assert _brought(python, module) == set()
+def test_no_module_of_the_store_tier_brings_torch_or_tilelang(python):
+    heavy = ["torch", "tilelang", "tvm", "tvm_ffi"]
+    assert _brought(python, STORE, heavy) == {name: [] for name in STORE}
 
 
 def test_what_the_daemon_needs_is_brought_by_no_other_command(python):
@@ -125,23 +132,11 @@ def test_what_the_daemon_needs_is_brought_by_no_other_command(python):
 
 
 def test_no_module_of_the_runtime_tier_brings_tilelang(python):
-    # Each in a fork of one process, which has torch already: importing that takes two seconds.
+    # They may bring torch, and importing that takes two seconds.
     kernels = [f"ops.kernels.{path.stem}" for path in ROOT.glob("ops/kernels/[a-z]*.py")]
-    done = python(
-        "import importlib, os, sys, torch\n"
-        "for name in sys.argv[1:]:\n"
-        "    pid = os.fork()\n"
-        "    if not pid:\n"
-        "        importlib.import_module(name)\n"
-        "        heavy = {'tilelang', 'tvm', 'tvm_ffi'} & set(sys.modules)\n"
-        "        print(name, *heavy, flush=True)\n"
-        "        os._exit(0)\n"
-        "    assert os.waitpid(pid, 0)[1] == 0, name\n",
-        *RUNTIME,
-        *kernels,
-    )
-    assert done.code == 0, done.err
-    assert done.out.split("\n")[:-1] == [*RUNTIME, *kernels]
+    names = [*RUNTIME, *kernels]
+    heavy = ["tilelang", "tvm", "tvm_ffi"]
+    assert _brought(python, names, heavy, first="import torch") == {name: [] for name in names}
 
 
 def test_the_triton_kernel_is_brought_only_by_its_own_module(python):

@@ -77,27 +77,33 @@ def root(made: Path, cache_root: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def warmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def warmed(once: Callable[..., Path], whole: Path) -> Path:
     """Roots of the CPU's kernels of `whole.json`: `whole` has all four; `one` and `two` are those
     of two hosts, one started by Kubernetes and one by Slurm, that published their shards into
     `shards`. `some.json` asks for two of the four.
     """
-    place = tmp_path_factory.mktemp("warmed")
-    for name, rows in (("whole", [1, 2, 3, 4]), ("some", [1, 2])):
-        workload = {"op": "rms_norm", "M": rows, "N": 64, "eps": 1e-6, "dtype": "float32"}
-        document = {"version": 1, "targets": ["cpu"], "workloads": [workload]}
-        (place / f"{name}.json").write_text(json.dumps(document))
+    return once("warmed", lambda place: _warm(place, whole))
+
+
+_AMBIENT = ("TLCACHE_", "TILELANG_", "JOB_", "SLURM_", "RANK", "WORLD_SIZE")
+_SECOND_OF_TWO = {"ID": "4", "MIN": "3", "MAX": "4", "COUNT": "2", "STEP": "1"}
+
+
+def _warm(place: Path, whole: Path) -> None:
+    shutil.copytree(whole, place / "whole")
+    shutil.copy(whole.parent / "whole.json", place)
+    document = json.loads((place / "whole.json").read_text())
+    document["workloads"][0]["M"] = [1, 2]
+    (place / "some.json").write_text(json.dumps(document))
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_AMBIENT)}
-    shared = ["--shard", "auto", "--publish", "shards"]
-    for name, options, env in (
-        ("whole", [], {}),
-        ("one", shared, {"JOB_COMPLETION_INDEX": "0", "JOB_COMPLETIONS": "2"}),
-        ("two", shared, {f"SLURM_ARRAY_TASK_{k}": v for k, v in _SECOND_OF_TWO.items()}),
+    for name, env in (
+        ("one", {"JOB_COMPLETION_INDEX": "0", "JOB_COMPLETIONS": "2"}),
+        ("two", {f"SLURM_ARRAY_TASK_{k}": v for k, v in _SECOND_OF_TWO.items()}),
     ):
         program = [sys.executable, "-c", "from tlcache.cli import main; main()"]
-        command = [*program, "warm", "--shapes", "whole.json", "--cache-dir", name, *options]
+        command = [*program, "warm", "--shapes", "whole.json", "--cache-dir", name]
+        command += ["--shard", "auto", "--publish", "shards"]
         subprocess.run(command, cwd=place, env=kept | env, check=True, capture_output=True)
-    return place
 
 
 @pytest.fixture
@@ -114,7 +120,3 @@ def resolved(python: Callable[..., Any]) -> Callable[[Path], dict[str, int]]:
         return counts
 
     return resolved
-
-
-_AMBIENT = ("TLCACHE_", "TILELANG_", "JOB_", "SLURM_", "RANK", "WORLD_SIZE")
-_SECOND_OF_TWO = {"ID": "4", "MIN": "3", "MAX": "4", "COUNT": "2", "STEP": "1"}

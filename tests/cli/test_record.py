@@ -21,8 +21,8 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def server(cache_root, tmp_path, monkeypatch):
-    """Start processes with agents that met the row counts given."""
+def server(restorable, tmp_path, monkeypatch):
+    """Start processes with agents that met the row counts given, and found them there."""
     monkeypatch.setenv("TLCACHE_RUNTIME_DIR", str(tmp_path / "run"))
     started = []
 

@@ -510,6 +510,28 @@ def test_a_temporary_directory_may_have_a_long_path(tlcache, shapes, tmp_path):
     assert not list(place.iterdir())
 
 
+READ_ONLY_TMP = """
+mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp || exit 77
+mount --bind "$1" "$1" && mount -o remount,bind,rw "$1" || exit 77
+shift && exec "$@"
+"""
+
+
+def test_a_temporary_directory_may_have_a_long_path_where_nothing_is_written_to_tmp(
+    run, shapes, tmp_path
+):
+    place = tmp_path / ("long" * 30)
+    place.mkdir()
+    warm = [*TLCACHE, "warm", "--shapes", shapes(rms_norm(1)), "--target", "cpu"]
+    namespace = ["unshare", "--mount", "sh", "-c", READ_ONLY_TMP, "sh", tmp_path]
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no `unshare` here")
+    ran = run([*namespace, *warm], env={"TMPDIR": str(place)})
+    if ran.code == 77 or ran.err.startswith("unshare: "):
+        pytest.skip(f"mounting is not permitted here: {ran.err.splitlines()[0]}")
+    assert ran.code == 0, ran.err
+
+
 def test_a_full_disk_is_named_and_the_rerun_on_a_larger_one_completes(
     tlcache, shapes, cache_root, mount
 ):

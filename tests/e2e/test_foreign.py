@@ -7,11 +7,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.environment import clean_environment
+
+TLCACHE = [sys.executable, "-c", "from tlcache.cli import main; main()"]
 PROGRAMS = Path(__file__).parent / "programs"
 GPU = '{"kind": "cuda", "arch": "sm_90a"}'
 ALL = os.environ.get("TEST_ALL_KERNELS") == "1"  # 20 of one package, 13 of the other: minutes
@@ -34,12 +39,49 @@ def program(tlcache, tmp_path):
     return program
 
 
-def replayed(program, tlcache, tmp_path, name: str, target: str, spelled: str) -> dict:
-    """Record, warm, and run again; the document that was recorded."""
-    record = tmp_path / "shapes.json"
-    first = program(name, "first", "--record", str(record), target=target)
-    assert first.code == 0, first.err
-    assert first.out.splitlines()[-1] == "done", first.err
+@pytest.fixture(scope="module")
+def first(tmp_path_factory) -> Path:
+    """Where the first run of the CPU's program left its root, `cache`, and its `shapes.json`; to be
+    read only.
+    """
+    place = tmp_path_factory.mktemp("first")
+    ran = subprocess.run(
+        [
+            *TLCACHE,
+            "run",
+            "--record",
+            "shapes.json",
+            "--",
+            sys.executable,
+            PROGRAMS / "cpu_program.py",
+        ],
+        cwd=place,
+        env=clean_environment(
+            TILELANG_CACHE_DIR=str(place / "cache"),
+            TILELANG_DEFAULT_TARGET="c",
+            TLCACHE_RUNTIME_DIR=str(place / "run"),
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "done", ran.stderr
+    return place
+
+
+def recorded(program, record: Path, name: str, target: str) -> Path:
+    """Run a program in an empty root; what it recorded."""
+    ran = program(name, "first", "--record", str(record), target=target)
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines()[-1] == "done", ran.err
+    return record
+
+
+def replayed(
+    program, tlcache, tmp_path, name: str, target: str, spelled: str, record: Path
+) -> dict:
+    """Warm what a program recorded, and run it again; the document that was recorded."""
     document = json.loads(record.read_text())
     root = tmp_path / "second"
     warm = ["warm", "--shapes", record, "--target", spelled, "--cache-dir", root, "--json"]
@@ -59,9 +101,10 @@ def replayed(program, tlcache, tmp_path, name: str, target: str, spelled: str) -
 
 
 def test_a_program_on_the_cpu_compiles_nothing_after_its_recording_was_warmed(
-    program, tlcache, tmp_path
+    program, tlcache, tmp_path, first
 ):
-    document = replayed(program, tlcache, tmp_path, "cpu_program.py", "c", "cpu")
+    record = Path(shutil.copy(first / "shapes.json", tmp_path))
+    document = replayed(program, tlcache, tmp_path, "cpu_program.py", "c", "cpu", record)
     assert "unreplayable" not in document
     made = [workload["kernel"] for workload in document["workloads"]]
     assert sorted(set(made)) == [
@@ -71,10 +114,9 @@ def test_a_program_on_the_cpu_compiles_nothing_after_its_recording_was_warmed(
 
 
 def test_a_program_without_the_hooks_finds_the_keys_that_negative_outputs_drift_to(
-    program, tlcache, run, tmp_path
+    tlcache, run, tmp_path, first
 ):
-    record = tmp_path / "shapes.json"
-    program("cpu_program.py", "first", "--record", str(record))
+    record = first / "shapes.json"
     root = tmp_path / "second"
     elsewhere, some = tmp_path / "elsewhere", ("--shapes", record, "--target", "cpu")
     warmed = tlcache("warm", *some, "--cache-dir", elsewhere, "--publish", tmp_path / "shards")
@@ -88,9 +130,9 @@ def test_a_program_without_the_hooks_finds_the_keys_that_negative_outputs_drift_
     assert sorted(root.glob("*/*/kernels/*")) == entries
 
 
-def test_under_the_hooks_a_negative_output_does_not_drift(program, tmp_path):
-    for _ in range(2):
-        assert program("cpu_program.py", "only").code == 0
+def test_under_the_hooks_a_negative_output_does_not_drift(program, tmp_path, first):
+    shutil.copytree(first / "cache", tmp_path / "only")
+    assert program("cpu_program.py", "only").code == 0
     assert len(list((tmp_path / "only").glob("*/*/kernels/*"))) == 8
     ran = program("cpu_program.py", "only", *STRICT)
     assert ran.code == 0, ran.err
@@ -109,7 +151,8 @@ def test_a_miss_where_nothing_may_be_compiled_names_the_kernel_and_what_to_run(p
 def test_a_program_for_a_gpu_compiles_nothing_after_its_recording_was_warmed(
     program, tlcache, tmp_path
 ):
-    document = replayed(program, tlcache, tmp_path, "gpu_program.py", GPU, "sm90")
+    record = recorded(program, tmp_path / "shapes.json", "gpu_program.py", GPU)
+    document = replayed(program, tlcache, tmp_path, "gpu_program.py", GPU, "sm90", record)
     assert "unreplayable" not in document
     made = {workload["kernel"] for workload in document["workloads"]}
     assert made == {
@@ -131,7 +174,8 @@ def test_a_package_compiles_nothing_after_its_recording_was_warmed(
 ):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    document = replayed(program, tlcache, tmp_path, f"{package}_program.py", GPU, "sm90")
+    record = recorded(program, tmp_path / "shapes.json", f"{package}_program.py", GPU)
+    document = replayed(program, tlcache, tmp_path, f"{package}_program.py", GPU, "sm90", record)
     assert "unreplayable" not in document
     assert len(document["workloads"]) >= (10 if ALL else 1)
     assert os.path.isdir(tmp_path / "second")

@@ -305,9 +305,9 @@ def case_of() -> Callable[[str], Case]:
 
 
 @pytest.fixture(scope="session")
-def session_root(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def session_root(once: Callable[..., Any]) -> Any:
     """Where equal kernels compile once."""
-    return tmp_path_factory.mktemp("shared") / "cache"
+    return once("ops", lambda place: None) / "cache"
 
 
 @pytest.fixture(scope="module")
@@ -320,26 +320,29 @@ def shared_root(session_root: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def warm(session_root: Any) -> Callable[[str], None]:
+def warm(session_root: Any, once: Callable[..., Any]) -> Callable[[str], None]:
     """Warm the grid of a device by the real command, once a session."""
-    done: set[str] = set()
 
-    def warm(device: str) -> None:
-        if device in done:
-            return
+    def compiled(device: str, place: Any) -> None:
         workloads = []
         for case, size, dtype in grid(device):
             state = case.op(size, dtype).state
             fixed = {**state.values, **state.fixed}
             workloads.append({"op": state.operator.name, "M": "dynamic", **fixed})
-        path = session_root.parent / f"{device}.json"
+        path = place / "shapes.json"
         path.write_text(json.dumps({"version": 1, "workloads": workloads}))
         target = "cpu" if device == "cpu" else "auto"
         command = [sys.executable, "-c", "from tlcache.cli import main; main()", "warm"]
         command += ["--shapes", str(path), "--target", target, "--cache-dir", str(session_root)]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stdout + ran.stderr
-        done.add(device)
+
+    done: set[str] = set()
+
+    def warm(device: str) -> None:
+        if device not in done:
+            once(f"ops-{device}", lambda place: compiled(device, place))
+            done.add(device)
 
     return warm
 

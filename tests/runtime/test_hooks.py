@@ -203,28 +203,43 @@ report(told=told)
     assert "A float32[6]" in report["told"] and "hint: `tlcache run --record" in report["told"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "marks", "warns"),
-    [("allow", "", 0), ("allow", "runtime.mark_ready()", 1), ("warn", "", 0),
-     ("warn", "runtime.mark_ready()", 1),
-     ("warn", "os.environ['TLCACHE_ON_COMPILE_FROM'] = 'start'", 1)],
-)  # fmt: skip
-def test_a_compile_is_warned_of_after_ready_or_where_asked_for(hooked, policy, marks, warns):
-    report = hooked(
-        f"""
+def test_a_compile_is_warned_of_after_ready_or_where_asked_for(hooked):
+    # Each in a fork of one process, which has TileLang already.
+    report = hooked("""
 import cpu_kernels as k, logging, os
 from tlcache import runtime
-said = []
-handler = logging.Handler(); handler.emit = lambda record: said.append(record.getMessage())
-logging.getLogger("tlcache.runtime.hooks").addHandler(handler)
-{marks}
-k.add(4)
-report(said=said)
-""",
-        TLCACHE_ON_COMPILE=policy,
-    )
-    assert len(report["said"]) == warns
-    assert all("add N=4" in said for said in report["said"])
+def compile(N, policy, marks):
+    said = []
+    handler = logging.Handler(); handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("tlcache.runtime.hooks").addHandler(handler)
+    os.environ["TLCACHE_ON_COMPILE"] = policy
+    exec(marks)
+    k.add(N)
+    return said
+told = {}
+from_start = "os.environ['TLCACHE_ON_COMPILE_FROM'] = 'start'"
+for N, case in enumerate([
+    ("allow", ""), ("allow", "runtime.mark_ready()"), ("warn", ""),
+    ("warn", "runtime.mark_ready()"), ("warn", from_start),
+], 4):
+    reading, writing = os.pipe()
+    if not os.fork():
+        os.write(writing, json.dumps(compile(N, *case)).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as answer:
+        told[" ".join([*case, f"add N={N}"])] = json.load(answer)
+report(told=told)
+""")
+    assert {case: len(said) for case, said in report["told"].items()} == {
+        "allow  add N=4": 0,
+        "allow runtime.mark_ready() add N=5": 1,
+        "warn  add N=6": 0,
+        "warn runtime.mark_ready() add N=7": 1,
+        "warn os.environ['TLCACHE_ON_COMPILE_FROM'] = 'start' add N=8": 1,
+    }
+    for case, said in report["told"].items():
+        assert all(case[-7:] in one for one in said), (case, said)
 
 
 TUNED = """
@@ -344,7 +359,8 @@ def copying(N):
                 B[i] = A[i]
     return main
 class Thing:
-    size = 5
+    def __init__(self, size=5):
+        self.size = size
     def method(self):
         N = self.size
         @tilelang.jit(out_idx=[-1])
@@ -378,24 +394,24 @@ def compiled(N):
 """
 
 
-@pytest.mark.parametrize(
-    ("call", "reason", "size"),
-    [
-        ("Thing().method()", "it is made in a method, lost:Thing.method", 5),
-        ("with_object(Thing())", "its argument thing cannot be written down: a lost.Thing has", 5),
-        ("without_names(2, 4)", "without_names takes any number of arguments without names", 6),
-        ("nameless()", "lost has no name for it", 7),
-        ("compiled(8)", "its closure does not tell the N of made_elsewhere", 8),
-    ],
-)
-def test_what_cannot_be_made_again_is_listed_with_the_reason(hooked, tmp_path, call, reason, size):
+def test_what_cannot_be_made_again_is_listed_with_the_reason(hooked, tmp_path):
     (tmp_path / "lost.py").write_text(LOST)
-    report = hooked(f"from lost import *\n{call}\nreport()")
+    reasons = {
+        "Thing().method()": "it is made in a method, lost:Thing.method",
+        "with_object(Thing(4))": "its argument thing cannot be written down: a lost.Thing has",
+        "without_names(2, 4)": "without_names takes any number of arguments without names",
+        "nameless()": "lost has no name for it",
+        "compiled(8)": "its closure does not tell the N of made_elsewhere",
+    }
+    report = hooked("\n".join(["from lost import *", *reasons, "report()"]))
     assert report["document"]["workloads"] == []
-    (lost,) = report["document"]["unreplayable"]
-    assert reason in lost["reason"]
-    assert lost["params"] == [f"A float32[{size}]", f"B float32[{size}]"]
-    assert lost["remedy"]
+    listed = {one["params"][0]: one for one in report["document"]["unreplayable"]}
+    assert len(listed) == len(report["document"]["unreplayable"]) == len(reasons)
+    for (call, reason), size in zip(reasons.items(), (5, 4, 6, 7, 8), strict=True):
+        lost = listed[f"A float32[{size}]"]
+        assert reason in lost["reason"], call
+        assert lost["params"] == [f"A float32[{size}]", f"B float32[{size}]"]
+        assert lost["remedy"], call
 
 
 def test_what_a_script_without_a_guard_has_is_listed_with_the_remedy(tlcache, tmp_path):

@@ -61,11 +61,13 @@ resolve(1)
     assert all(workload.get("schedule") != {} for workload in met)
 
 
+@pytest.mark.usefixtures("restorable")
 def test_restarts_add_to_the_file(recording):
     recording("resolve(1)")
     assert [workload["M"] for workload in recording("resolve(3)")] == [1, 3]
 
 
+@pytest.mark.usefixtures("restorable")
 @pytest.mark.parametrize(
     ("end", "code"),
     [("sys.exit(3)", 3), ("raise SystemExit(4)", 4), ("1 / 0", 1)],
@@ -74,6 +76,7 @@ def test_an_end_writes_what_is_new(recording, end, code):
     assert len(recording(f"resolve(1)\n{end}", code)) == 1
 
 
+@pytest.mark.usefixtures("restorable")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_loses_nothing_that_was_there_a_moment_before(tmp_path, cache_root, number):
     record = tmp_path / "shapes.json"
@@ -95,6 +98,7 @@ def test_a_signal_loses_nothing_that_was_there_a_moment_before(tmp_path, cache_r
     assert [workload["M"] for workload in json.loads(record.read_text())["workloads"]] == [1]
 
 
+@pytest.mark.usefixtures("restorable")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_of_multiprocessing_record_into_one_file(run, tmp_path, monkeypatch, method):
     record = tmp_path / "shapes.json"
@@ -115,6 +119,7 @@ def test_workers_of_multiprocessing_record_into_one_file(run, tmp_path, monkeypa
     assert sorted(workload["M"] for workload in met) == [1, 2, 3]
 
 
+@pytest.mark.usefixtures("restorable")
 def test_a_damaged_file_is_told_once_left_alone_and_does_not_stop_the_program(python, tmp_path):
     record = tmp_path / "shapes.json"
     record.write_text("{")
@@ -124,6 +129,7 @@ def test_a_damaged_file_is_told_once_left_alone_and_does_not_stop_the_program(py
     assert ran.err.count("nothing was recorded into it; this process records no more") == 1
 
 
+@pytest.mark.usefixtures("restorable")
 def test_what_is_met_is_told_without_a_file_too(python):
     ran = python(
         f"{RESOLVE}\nimport json\nfrom tlcache.runtime import recorder\nresolve(1)\n"

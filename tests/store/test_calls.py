@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tlcache.store import calls, own_files, record, scan
@@ -97,6 +97,9 @@ FIELDS = [*Answer._fields, "schema", "key", "kind", "mode", "matcher", "buffers"
 
 
 @given(st.sampled_from(["style", "kernel", "warmed"]), st.sampled_from(FIELDS), json_values)
+@example("style", "buffers", {"X": []})
+@example("style", "buffers", {"X": ["X", 1, 2]})
+@example("style", "matcher", [[]])
 def test_fields_of_other_kinds_are_refused_and_nothing_else_happens(kind, field, value):
     one = {**ANSWER._asdict(), "library": ANSWER.library._asdict(), "schema": 1, "key": KEY}
     style = {"mode": STYLE.mode, "matcher": STYLE.matcher, "buffers": dict(STYLE.buffers)}

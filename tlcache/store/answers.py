@@ -157,7 +157,10 @@ def _style(values: Mapping[str, Any]) -> Style:
             (_str(name), _str(param), _one_of(kind, "shape", "stride"), _count(axis))
             for name, param, kind, axis in matcher
         )
-    buffers = {_str(k): (_str(v[0]), _count(v[1])) for k, v in values["buffers"].items()}
+    buffers = {
+        _str(param): (_str(dtype), _count(axes))
+        for param, (dtype, axes) in values["buffers"].items()
+    }
     if any(
         param not in buffers or axis >= buffers[param][1] for _, param, _, axis in matcher or ()
     ):

@@ -30,8 +30,8 @@ WORKER_BYTES = 768 * 2**20
 """Memory that one compile may take at its peak, nvcc included; the forked TileLang is shared."""
 
 
-_LONGEST_TEMPORARY = 60
-"""Bytes of a temporary directory in which the fork server's socket fits, whose path is short."""
+_LONGEST_TEMPORARY = 75
+"""Bytes of a temporary directory in which the fork server's socket, /pymp-…/listener-…, fits."""
 
 
 @dataclass
@@ -148,12 +148,20 @@ def _start_server() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     place = tempfile.tempdir
     try:
-        if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TEMPORARY:
-            tempfile.tempdir = "/tmp"
+        tempfile.tempdir = _for_sockets()
         forkserver.ensure_running()
     finally:
         tempfile.tempdir = place
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _for_sockets() -> str:
+    """The temporary directory, or another one where a socket in it would have too long a path."""
+    place = tempfile.gettempdir()
+    if len(os.fsencode(place)) <= _LONGEST_TEMPORARY:
+        return place
+    others = ("/tmp", "/var/tmp", "/dev/shm")
+    return next((one for one in others if os.access(one, os.W_OK | os.X_OK)), place)
 
 
 def _start(context: ForkServerContext, root: str, scratch: str, quiet: bool) -> _Worker:

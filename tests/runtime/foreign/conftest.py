@@ -155,12 +155,12 @@ def server() -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-@pytest.fixture
-def forked(server: subprocess.Popen[str], cache_root: Path) -> Callable[..., dict[str, Any]]:
+@pytest.fixture(scope="session")
+def fork(server: subprocess.Popen[str]) -> Callable[..., dict[str, Any]]:
     """Run a program's text in a process of its own; returns what it left in `told`."""
 
-    def run(place: str | Path, code: str, **env: str) -> dict[str, Any]:
-        asked = {"place": str(place), "code": code, "env": {"TILELANG_CACHE_DIR": str(cache_root)}}
+    def run(place: str | Path, code: str, root: Path, **env: str) -> dict[str, Any]:
+        asked = {"place": str(place), "code": code, "env": {"TILELANG_CACHE_DIR": str(root)}}
         asked["env"] |= env
         assert server.stdin is not None and server.stdout is not None
         server.stdin.write(json.dumps(asked) + "\n")
@@ -170,6 +170,12 @@ def forked(server: subprocess.Popen[str], cache_root: Path) -> Callable[..., dic
         return told
 
     return run
+
+
+@pytest.fixture
+def forked(fork: Callable[..., dict[str, Any]], cache_root: Path) -> Callable[..., dict[str, Any]]:
+    """The same, with the test's root in force."""
+    return lambda place, code, **env: fork(place, code, cache_root, **env)
 
 
 @pytest.fixture

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
+
+from tests.runtime.foreign.conftest import Program
 
 START = """
 import os, torch
@@ -24,16 +28,24 @@ def name(kernel):
 """
 
 
-@pytest.fixture
-def place(program):
-    return program().write()
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Program(tmp_path_factory.mktemp("program")).write()
 
 
-@pytest.fixture
-def warm(forked, place):
-    """The root, with both kernels of the program in it."""
+@pytest.fixture(scope="module")
+def warmed(fork, place, tmp_path_factory):
+    """A root with both kernels of the program in it, and what they gave."""
+    root = tmp_path_factory.mktemp("warmed") / "cache"
     code = START + "told['out'] = [lazy()(X).tolist(), kernels.eager(X).tolist()]"
-    return forked(place, code)["out"]
+    return root, fork(place, code, root)["out"]
+
+
+@pytest.fixture
+def warm(warmed, cache_root):
+    """What both kernels gave, with a copy of that root in force."""
+    shutil.copytree(warmed[0], cache_root)
+    return warmed[1]
 
 
 def test_a_restored_kernel_is_a_jit_kernel_that_gives_the_same(forked, place, warm):

@@ -77,9 +77,10 @@ def file(root, key=OTHER, *, made_of=MADE_OF, **changes):
     calls.write_answer(os.fspath(root), key, answer._replace(**changes))
 
 
-def cause(root, *, recorded=None, made_of=MADE_OF, **asked):
+def cause(root, *below, recorded=None, made_of=MADE_OF, **asked):
     told = Asked(key=KEY, front=FRONT, kernel=SPEC.kernel, made_of=made_of)._replace(**asked)
-    return Calls([root], Reader(root)).cause(SPEC, Outcome("asked", asked=told), recorded)
+    outcome = Outcome("asked", asked=told)
+    return Calls([root, *below], Reader(root, below)).cause(SPEC, outcome, recorded)
 
 
 def test_a_call_that_is_filed_with_its_library_and_style_is_a_hit(root):
@@ -93,6 +94,21 @@ def test_a_call_that_is_filed_with_its_library_and_style_is_a_hit(root):
     with open(path, "r+b") as opened:
         opened.write(b"?")
     assert cause(root, styled=True).kind == "damaged"
+
+
+def test_a_call_is_looked_for_in_every_root(root, tmp_path):
+    first = tmp_path / "first"
+    assert "there is no cache root" in cause(first, tmp_path / "second").detail
+    file(root, made_of={**MADE_OF, "argument bias": "2.0"})
+    found = cause(first, root)
+    assert (found.kind, found.root, found.nearest) == ("default", str(root), OTHER)
+    file(root, KEY)
+    found = cause(first, root, styled=True)
+    assert found.kind == "vanished" and f"{first} or {root}" in found.detail
+    calls.write_style(os.fspath(first), FRONT, Style("lazy", None, {}))
+    found = cause(first, root, styled=True)
+    assert (found.kind, found.root) == ("hit", str(root))
+    assert cause(root, first).root is None
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ __all__ = ["Calls"]
 
 
 class Calls:
-    """Finds the causes of calls, at the first of the roots in force: the others are not asked.
+    """Finds the causes of calls.
 
     Args:
         roots: The roots in force.
@@ -61,8 +61,7 @@ class Calls:
                     else "; whether its cache has it is not known"
                 )
             return Cause(spec, key, "not restorable", told, loadable=there)
-        found = self._at(self._roots[0], spec, asked)
-        found = found or self._missing(spec, asked, asked.key, recorded)
+        found = self._found(spec, asked) or self._missing(spec, asked, recorded)
         if found.kind != "hit" and recorded is not None and not asked.recorded:
             return replace(found, hint=_ANEW)
         return found
@@ -81,7 +80,19 @@ class Calls:
                 return record.sound_library(root, warmed) is not None
         return True if self._reader.cause(spec).kind == "hit" else None
 
-    # --- the root ---
+    # --- the roots ---
+
+    def _found(self, spec: KernelSpec, asked: Asked) -> Cause | None:
+        """What became of the call, in the first root from which it is restored, else in the first
+        that knows of it; None where none does.
+        """
+        first: Cause | None = None
+        for root in self._roots:
+            told = self._at(root, spec, asked)
+            if told is not None and told.kind == "hit":
+                return told if root == self._roots[0] else replace(told, root=root)
+            first = first or told
+        return first
 
     def _at(self, root: str, spec: KernelSpec, asked: Asked) -> Cause | None:
         """What became of the call there; None where none is filed."""
@@ -95,9 +106,11 @@ class Calls:
         assert isinstance(answer, Answer)
         if record.sound_library(root, answer) is None:
             return self._reader.without_library(root, spec, answer, "its call")
-        style = _file(root, asked.front, "style") if asked.styled else answer
+        styles = [_file(root, asked.front, "style") for root in self._roots]
+        sound = not asked.styled or any(isinstance(style, Style) for style in styles)
+        style = answer if sound else next(filter(None, styles), None)
         if style is None:
-            told = f"how its function is called is not filed any more in {root}"
+            told = f"how its function is called is not filed any more in {self._shown()}"
             return Cause(spec, key, "vanished", told)
         if isinstance(style, str):
             return Cause(spec, key, "damaged", style)
@@ -105,32 +118,25 @@ class Calls:
 
     # --- no call of this key ---
 
-    def _missing(self, spec: KernelSpec, asked: Asked, call: str, recorded: str | None) -> Cause:
+    def _missing(self, spec: KernelSpec, asked: Asked, recorded: str | None) -> Cause:
         key = spec.action_key()
         made = recorded if asked.recorded else None
         gone = self._reader.eviction(key, made)
         if gone is not None and not self._is_compiled(spec, made):
             return Cause(spec, key, "evicted", gone)
-        for root in self._roots[1:]:
-            if isinstance(_file(root, call, "call"), Answer):
-                there = Difference("other root", root, self._roots[0])
-                told = (
-                    f"its call is filed in the root {root}, and calls are restored from the first "
-                    f"root in force alone, {self._roots[0]}"
-                )
-                return Cause(spec, key, "other root", told, (there,), call, root, True)
-        root = self._roots[0]
-        if not os.path.isdir(root):
-            return Cause(spec, key, "no record", f"there is no cache root {root}")
-        filed = self._answers(root, frozenset({spec.kernel, asked.kernel}))
+        if not any(map(os.path.isdir, self._roots)):
+            return Cause(spec, key, "no record", f"there is no cache root {self._shown()}")
+        kernels = frozenset({spec.kernel, asked.kernel})
+        filed = [(root, *one) for root in self._roots for one in self._answers(root, kernels)]
         near = [
-            (differences, name, answer)
-            for name, answer in filed
+            (differences, name, answer, root)
+            for root, name, answer in filed
             if (differences := _differences(answer, asked, spec)) is not None
         ]
         if not near:
-            return Cause(spec, key, "no record", self._none(spec, asked, filed, made))
-        differences, name, answer = min(near, key=lambda one: (_weight(one[0]), one[1]))
+            answers = [answer for *_, answer in filed]
+            return Cause(spec, key, "no record", self._none(spec, asked, answers, made))
+        differences, name, answer, root = min(near, key=lambda one: (_weight(one[0]), one[1]))
         loadable = record.sound_library(root, answer) is not None
         told = "; ".join(map(_sentence, differences)) or (
             "its key is another one than that of the call that is filed, though nothing that is "
@@ -146,17 +152,20 @@ class Calls:
         self,
         spec: KernelSpec,
         asked: Asked,
-        filed: Sequence[tuple[str, Answer]],
+        filed: Sequence[Answer],
         made: str | None,
     ) -> str:
         if filed:
-            given = sorted({_given(answer, spec) for _, answer in filed})
+            given = sorted({_given(answer, spec) for answer in filed})
             shown = ", ".join(given[:3]) + (" …" if len(given) > 3 else "")
             return f"no call with these arguments is filed; there are {shown}"
-        told = f"no call of {asked.kernel} is filed in {self._roots[0]}"
+        told = f"no call of {asked.kernel} is filed in {self._shown()}"
         if self._is_compiled(spec, made):
             told += "; its library is in TileLang's cache, which finds it by tracing"
         return told
+
+    def _shown(self) -> str:
+        return " or ".join(self._roots)
 
     def _answers(self, root: str, kernels: frozenset[str]) -> list[tuple[str, Answer]]:
         """The sound calls of a factory, with their keys."""

@@ -228,11 +228,15 @@ def test_a_warm_says_by_what_a_start_will_get_each_kernel(once, own, tlcache):
     assert f"Restored without tracing: {TOTAL - 2} by call." in again.out
     checked = tlcache("warm", "--shapes", "plain.json", "--check", "--json")
     assert checked.code == 0
-    ways = {one["kernel"]: one["way"] for one in checked.json["kernels"]}
-    assert ways == {
+    expected = {
         f"m_plain:{name}": "tilelang" if name in ("random", "compiled") else "call"
         for name in FACTORIES
     }
+    assert {one["kernel"]: one["way"] for one in checked.json["kernels"]} == expected
+    layers = {"TLCACHE_ROOTS": f"{own.parent / 'first'}{os.pathsep}{own}"}
+    below = tlcache("warm", "--shapes", "plain.json", "--check", "--json", env=layers)
+    assert below.code == 0, below.out + below.err
+    assert {one["kernel"]: one["way"] for one in below.json["kernels"]} == expected
 
 
 def test_each_edit_is_told_by_what_it_changed_and_nothing_else_is(own, tlcache, tmp_path):

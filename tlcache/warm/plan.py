@@ -50,28 +50,25 @@ def look(items: Iterable[Item], roots: Sequence[Path]) -> None:
             found = record.read(root, item.action_key, spec=item.wanted.spec)
             there = found is not None and record.present(root, found, item.wanted.key)
             if own:
-                item.outcome = _own(item, root, found if there else None, root == roots[0])
+                item.outcome = _own(item, root, found if there else None)
             elif there and found is not None:
                 item.outcome = Outcome("present", saved_seconds=found.compile_seconds, way="record")
             if item.outcome is not None:
                 break
 
 
-def _own(item: Item, root: Path, found: Record | None, first: bool) -> Outcome | None:
-    """What of a program's own kernel is in a root: with what a warm came to, if one did. Calls are
-    restored from the first root alone.
-    """
+def _own(item: Item, root: Path, found: Record | None) -> Outcome | None:
+    """What of a program's own kernel is in a root: with what a warm came to, if one did."""
     warmed = calls.read_warmed(os.fspath(root), item.action_key)
     if warmed is not None and item.wanted.key in (None, os.path.basename(warmed.entry)):
         there = warmed.call is None or calls.is_sound(root, warmed.call)
         if there and (found is not None or record.sound_library(root, warmed) is not None):
-            reason = warmed.reason if warmed.call is None or first else "calls of a lower root"
             return Outcome(
                 "present",
                 saved_seconds=warmed.compile_seconds,
                 entry=None if found is not None else warmed.entry,
-                way="call" if reason is None else "tilelang",
-                reason=reason,
+                way="tilelang" if warmed.call is None else "call",
+                reason=warmed.reason,
             )
         if not there:
             return None

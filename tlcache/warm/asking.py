@@ -16,7 +16,7 @@ from tilelang.jit import JITImpl
 
 from tlcache.errors import FactoryError
 from tlcache.runtime.foreign import accelerate, explaining, telling
-from tlcache.runtime.foreign.call import Call
+from tlcache.runtime.foreign.call import Call, forget
 from tlcache.runtime.foreign.stream import Unseen
 from tlcache.spec import KernelSpec
 from tlcache.store import calls
@@ -97,6 +97,8 @@ def _described(impl: Any, args: tuple[Any, ...], kwargs: dict[str, Any], root: s
         call = Call(impl, args, kwargs)
     except Unseen as unseen:
         return Asked(reason=unseen.reason)
+    finally:
+        forget()
     return Asked(
         key=call.key,
         front=call.front,

@@ -383,3 +383,19 @@ told["hints"] = generator.extra_type_hints
     assert real.pop("put off") == "IRGenerator"
     assert put_off == real
     assert real["held"] == 4
+
+
+def test_a_call_that_is_left_to_tilelang_keeps_none_of_its_tensors_alive(forked, place, warm):
+    code = """
+import gc, weakref
+kernels.eager(X)
+kernels.FACTOR = 100.0
+given = torch.ones(8)
+reference = weakref.ref(given)
+kernels.eager.compile(given)
+del given
+gc.collect()
+told["alive"] = reference() is not None
+told["refused"] = sum(accelerate.refusals().values())
+"""
+    assert forked(place, START + code) == {"alive": False, "refused": 1}

@@ -23,7 +23,7 @@ from tlcache.runtime.foreign.reach import Finder
 from tlcache.runtime.foreign.stream import Unseen
 from tlcache.store.calls import Answer, Style
 
-__all__ = ["LAZY", "Call", "Front", "asked", "front", "lazily", "own_indices", "within"]
+__all__ = ["LAZY", "Call", "Front", "asked", "forget", "front", "lazily", "own_indices", "within"]
 
 LAZY = Style("lazy", None, {})
 """How a function is called that returns a prim_func."""
@@ -161,6 +161,11 @@ def _calling() -> FrameType | None:
     return found
 
 
+def forget() -> None:
+    """Keep nothing of the call of this thread any more: its frame has the program's tensors."""
+    _thread.front = None
+
+
 def lazily(impl: Any, front: Front) -> bool:
     """Whether there is a kernel of a call as a lazy one: then its function has returned a
     prim_func, and is lazy. It is looked for where no parameter is a tensor, as in nearly all lazy
@@ -223,7 +228,6 @@ class Call:
         ahead = came.ahead
         if ahead is not None and ahead.impl is impl and impl.mode == "lazy" and self.fresh:
             self.where, self.key, self._answers = ahead.where, ahead.key, ahead.answers
-            _thread.front = None
             return
         self.where = keys.context(impl, came.around)
         if impl.mode == "eager" and template is None:
@@ -240,7 +244,6 @@ class Call:
                 names = [str(one[3]) for one in template.matcher.values()]
                 self.constants = dict(zip(names, values, strict=True))
         self.key = keys.key(impl, self.front, impl.mode, self.constants, self.where)
-        _thread.front = None
 
     def answers(self) -> Iterator[tuple[Place, Answer]]:
         """What is known of the call, from the first root on; what was looked up when the call began

@@ -15,7 +15,7 @@ from tlcache.errors import RestoreError
 from tlcache.runtime import ownership
 from tlcache.runtime.foreign import answering, place
 from tlcache.runtime.foreign.accelerate import RESTORE
-from tlcache.runtime.foreign.call import LAZY, Call, asked, front, lazily, own_indices
+from tlcache.runtime.foreign.call import LAZY, Call, asked, forget, front, lazily, own_indices
 from tlcache.runtime.foreign.mode import is_filing, making
 from tlcache.runtime.foreign.stream import Unseen
 from tlcache.runtime.foreign.template import RestoredTemplate
@@ -131,6 +131,8 @@ def compiled(
         raise
     except Exception as error:
         trouble(error)
+    finally:
+        forget()
     if call is None:
         return _original(original, impl, args, kwargs)
     with answering.flight(call.key):

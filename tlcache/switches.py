@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["said"]
+__all__ = ["meaning", "said"]
 
 _ON = frozenset({"1", "true", "yes", "on"})
 _OFF = frozenset({"0", "false", "no", "off"})
@@ -12,8 +12,10 @@ _OFF = frozenset({"0", "false", "no", "off"})
 
 def said(name: str) -> bool | None:
     """What a variable says; None where it is not set, or says neither."""
-    value = os.environ.get(name)
-    if value is None:
-        return None
+    return meaning(os.environ.get(name, ""))
+
+
+def meaning(value: str) -> bool | None:
+    """What the value of a variable says; None where it says neither on nor off."""
     value = value.strip().lower()
     return True if value in _ON else False if value in _OFF else None

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tlcache import fingerprint, targets
+from tlcache import fingerprint, switches, targets
 from tlcache.errors import TargetError, UsageError
 from tlcache.store.digests import Digests
 from tlcache.targets import Target
@@ -273,10 +273,10 @@ def _effect(
     if field == "tilelang":
         return "miss", "the version is in every key: all kernels are compiled again"
     if field in ("tilelang_library", "tilelang_python"):
-        stamped = {"1", "true", "yes", "on"} & {
-            one.variables.get("TILELANG_KERNEL_CACHE_USE_LIB_STAMP", "").lower()
+        stamped = any(
+            switches.meaning(one.variables.get("TILELANG_KERNEL_CACHE_USE_LIB_STAMP", ""))
             for one in (there, here)
-        }
+        )
         if field == "tilelang_library" and stamped:
             return "miss", "TILELANG_KERNEL_CACHE_USE_LIB_STAMP puts the libraries into the keys"
         return "stale hit", f"another build of the same version {_STALE}"

@@ -181,28 +181,29 @@ def sweep(root: str | os.PathLike[str]) -> int:
     while nobody files one.
     """
     gone = 0
-    oldest = time.time() - UNUSED
-    for _, path in all_of(root):
+    for path in _dead(root, time.time() - UNUSED):
         try:
-            _, found = decode(files.read(path, unseen=True))
-            if isinstance(found, Style):
-                dead = os.stat(path).st_mtime < oldest
-            else:
-                dead = not os.path.lexists(os.path.join(root, found.entry))
-            gone += _unlinked(path) if dead else 0
-        except (OSError, ValueError):
-            pass  # `verify` tells of it
-    for _, path in all_of(root, "texts"):
-        try:
-            gone += _unlinked(path) if os.stat(path).st_mtime < oldest else 0
+            os.unlink(path)
+            gone += 1
         except OSError:
-            pass
+            pass  # `verify` tells of it
     return gone
 
 
-def _unlinked(path: str) -> bool:
-    os.unlink(path)
-    return True
+def _dead(root: str | os.PathLike[str], oldest: float) -> Iterator[str]:
+    """The files that `sweep` takes away; those that are damaged are `verify`'s to tell of."""
+    for folder in ("calls", "texts"):
+        for _, path in all_of(root, folder):
+            try:
+                found = decode(files.read(path, unseen=True))[1] if folder == "calls" else None
+                if found is None or isinstance(found, Style):
+                    dead = os.stat(path).st_mtime < oldest
+                else:
+                    dead = not os.path.lexists(os.path.join(root, found.entry))
+            except (OSError, ValueError):
+                continue
+            if dead:
+                yield path
 
 
 def uses(root: str | os.PathLike[str]) -> dict[str, float]:

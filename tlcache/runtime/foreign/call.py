@@ -69,12 +69,7 @@ class Front:
 
     def of(self, function: Any, given: dict[str, Any]) -> bool:
         """Whether it is that of a call."""
-        kept = self.given
-        return (
-            self.function is function
-            and kept.keys() == given.keys()
-            and all(kept[name] is given[name] for name in kept)
-        )
+        return self.function is function and _same(self.given, given)
 
     def style(self) -> Style | None:
         """How the function is called, if that is known."""
@@ -105,14 +100,18 @@ def asked(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     known = _known(_calling())
     if known is not None and known.asked is not None and known.function is function:
         before, named, bound = known.asked
-        if len(before) == len(args) and named.keys() == kwargs.keys():
-            same = all(map(operator.is_, before, args))
-            if same and all(named[name] is kwargs[name] for name in kwargs):
-                return bound, known
+        same = len(before) == len(args) and all(map(operator.is_, before, args))
+        if same and _same(named, kwargs):
+            return bound, known
     bound = function._argument_binder.bind(args, kwargs)
     found = front(function, bound.compile_kwargs)
     found.asked = (args, dict(kwargs), bound)
     return bound, found
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two calls' named arguments are the very same objects."""
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
 
 
 def front(function: Any, given: dict[str, Any]) -> Front:
